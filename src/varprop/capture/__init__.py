@@ -1,0 +1,1 @@
+"""Model → graph: export, call signatures, regrouping of written-out functions."""

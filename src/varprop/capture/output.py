@@ -1,0 +1,58 @@
+"""Which tensor of a model's return value is propagated to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from varprop.errors import OutputError
+
+
+def select_output(result: Any, output: str | int | Callable[[Any], Tensor] | None) -> Tensor:
+    """The tensor named by ``output``; by default the result itself, its ``logits`` or its only tensor."""
+    if callable(output):
+        chosen = output(result)
+    elif output is not None:
+        chosen = _named(result, output)
+    elif isinstance(result, Tensor):
+        chosen = result
+    else:
+        chosen = _default(result)
+    if not isinstance(chosen, Tensor) or not chosen.is_floating_point():
+        kind = chosen.dtype if isinstance(chosen, Tensor) else type(chosen).__name__
+        raise OutputError(f"the chosen output is {kind}, not a tensor of floats")
+    return chosen
+
+
+def _fields(result: Any) -> dict[Any, Any]:
+    if isinstance(result, Mapping):
+        return {key: value for key, value in result.items() if isinstance(value, Tensor)}
+    if isinstance(result, list | tuple):
+        names = getattr(result, "_fields", range(len(result)))
+        return {key: value for key, value in zip(names, result, strict=True) if isinstance(value, Tensor)}
+    return {key: value for key, value in vars(result).items() if isinstance(value, Tensor)} if hasattr(result, "__dict__") else {}
+
+
+def _named(result: Any, output: str | int) -> Tensor:
+    fields = _fields(result)
+    if isinstance(output, int) and isinstance(result, list | tuple) and -len(result) <= output < len(result):
+        return result[output]
+    if output not in fields:
+        raise OutputError(f"the model returns no tensor {output!r}, only {_listing(fields)}")
+    return fields[output]
+
+
+def _default(result: Any) -> Tensor:
+    fields = _fields(result)
+    if "logits" in fields:
+        return fields["logits"]
+    if len(fields) == 1:
+        return next(iter(fields.values()))
+    first = next(iter(fields), "last_hidden_state")
+    raise OutputError(f"the model returns {_listing(fields)} and no logits: name one, e.g. output={first!r}")
+
+
+def _listing(fields: dict[Any, Any]) -> str:
+    return ", ".join(repr(key) for key in fields) or "no tensors"

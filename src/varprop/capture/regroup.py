@@ -1,0 +1,259 @@
+"""Written-out functions become the one function they are.
+
+``x·σ(1.702x)`` is not a product of independent variables, and ``x / √(mean x² + ε)`` is a norm: rules
+act on the whole, so graphs are rewritten before lifting. Only parts that variance can reach matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from varprop import ops
+from varprop.capture.export import Captured
+from varprop.rules.derivative import AFFINE, DERIVATIVES
+
+aten = torch.ops.aten
+
+TRANSPARENT = {aten.clone.default, aten._to_copy.default, aten.alias.default, aten.detach.default, aten.contiguous.default}
+
+
+def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
+    """Rewrite ``captured`` in place; ``random`` are the placeholders that carry variance."""
+    reached = reachable(captured.graph, random)
+    _norms(captured, reached)
+    _residual_linear(captured, reached)
+    _chains(captured, reachable(captured.graph, random))
+    _keep_marked(captured)
+
+
+def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
+    """Every node that depends on a source."""
+    reached = set(sources)
+    for node in graph.nodes:
+        if any(arg in reached for arg in node.all_input_nodes):
+            reached.add(node)
+    return reached
+
+
+def _keep_marked(captured: Captured) -> None:
+    """Dead code goes, but a module's input or output that has become dead is forgotten, not left dangling."""
+    captured.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    alive = set(captured.graph.nodes)
+    for marks in (captured.module_inputs, captured.module_outputs):
+        for path in [path for path, node in marks.items() if node not in alive]:
+            del marks[path]
+
+
+# --- norms ---------------------------------------------------------------------------------------
+
+
+def _norms(captured: Captured, reached: set[fx.Node]) -> None:
+    for node in captured.ops():
+        if node not in reached:
+            continue
+        found = _match_rms(node)
+        if found is None:
+            continue
+        x, dims, eps = found
+        centred = _match_centred(x, dims)
+        target, source = (ops.standardize, centred) if centred is not None else (ops.rms_normalize, x)
+        _replace(captured, node, target, (source, tuple(dims), eps))
+
+
+def _match_rms(node: fx.Node) -> tuple[fx.Node, list[int], Any] | None:
+    """x · rsqrt(mean(x²) + ε)  or  x / sqrt(mean(x²) + ε), in either order, casts between ignored."""
+    pairs: list[tuple[Any, Any]] = []
+    if node.target is aten.mul.Tensor:
+        pairs = [(node.args[0], node.args[1]), (node.args[1], node.args[0])]
+    elif node.target is aten.div.Tensor:
+        pairs = [(node.args[0], node.args[1])]
+    root = aten.sqrt.default if node.target is aten.div.Tensor else aten.rsqrt.default
+    for x, factor in pairs:
+        inner = _argument(factor, root)
+        if inner is None or inner.target is not aten.add.Tensor or not isinstance(x, fx.Node):
+            continue
+        for statistic, eps in (inner.args[:2], inner.args[1::-1]):
+            dims = _mean_square_dims(statistic, x)
+            if dims is not None:
+                return x, dims, eps
+    return None
+
+
+def _mean_square_dims(statistic: Any, x: fx.Node) -> list[int] | None:
+    """The dims over which ``statistic`` is the mean square of ``x``, if it is that."""
+    mean = _see_through(statistic)
+    if not isinstance(mean, fx.Node) or mean.target is not aten.mean.dim or not _keepdim(mean):
+        return None
+    square = _see_through(mean.args[0])
+    same = lambda value: _see_through(value) is _see_through(x)  # noqa: E731
+    is_square = isinstance(square, fx.Node) and (
+        (square.target is aten.pow.Tensor_Scalar and square.args[1] == 2 and same(square.args[0]))
+        or (square.target is aten.mul.Tensor and same(square.args[0]) and same(square.args[1]))
+    )
+    return list(mean.args[1]) if is_square else None  # type: ignore[arg-type]
+
+
+def _match_centred(x: fx.Node, dims: list[int]) -> fx.Node | None:
+    """The x of ``x − mean(x)`` over the same dims."""
+    sub = _see_through(x)
+    if not isinstance(sub, fx.Node) or sub.target is not aten.sub.Tensor:
+        return None
+    mean = _see_through(sub.args[1])
+    matches = isinstance(mean, fx.Node) and mean.target is aten.mean.dim and _keepdim(mean) and list(mean.args[1]) == dims  # type: ignore[arg-type]
+    return sub.args[0] if matches and _see_through(mean.args[0]) is _see_through(sub.args[0]) else None  # type: ignore[return-value,union-attr]
+
+
+def _keepdim(mean: fx.Node) -> bool:
+    return bool(mean.args[2] if len(mean.args) > 2 else mean.kwargs.get("keepdim", False))
+
+
+def _argument(node: Any, target: Any) -> fx.Node | None:
+    node = _see_through(node)
+    inner = _see_through(node.args[0]) if isinstance(node, fx.Node) and node.target is target else None
+    return inner if isinstance(inner, fx.Node) else None
+
+
+def _see_through(node: Any) -> Any:
+    while isinstance(node, fx.Node) and node.target in TRANSPARENT:
+        node = node.args[0]
+    return node
+
+
+# --- residual around one linear layer ------------------------------------------------------------
+
+
+def _residual_linear(captured: Captured, reached: set[fx.Node]) -> None:
+    for node in captured.ops():
+        if node not in reached or node.target is not aten.add.Tensor or node.kwargs:
+            continue
+        for x, branch in (node.args[:2], node.args[1::-1]):
+            inner = _see_through(branch)
+            if isinstance(inner, fx.Node) and inner.target is aten.linear.default and inner.args[0] is x and x in reached:
+                _replace(captured, node, ops.residual_linear, inner.args)
+                break
+
+
+# --- chains of elementwise ops -------------------------------------------------------------------
+
+
+def _chains(captured: Captured, reached: set[fx.Node]) -> None:
+    """Find nodes that are functions of a single random node by way of elementwise ops, and make each one op.
+
+    A chain is worth it where one source meets itself again (x·σ(x)) or where non-linear ops follow each
+    other; all else is left to the rules of its ops, which are exact there.
+    """
+    source: dict[fx.Node, fx.Node] = {}
+    for node in captured.graph.nodes:
+        if node not in reached or node.op != "call_function" or not _is_elementwise(node):
+            continue
+        origins = {source.get(arg, arg) for arg in node.all_input_nodes if arg in reached}
+        if len(origins) == 1 and _shape(node) == _shape(origin := origins.pop()):
+            source[node] = origin
+    for node in reversed(list(source)):
+        # Only where the value leaves the chain: inner nodes vanish as dead code, or stay for their other users.
+        if any(source.get(user) is not source[node] for user in node.users) and _is_worth_it(node, source):
+            _fuse(captured, node, source)
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    return node.target in DERIVATIVES or node.target in TRANSPARENT
+
+
+def _shape(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else None  # text: comparing symbols adds guards
+
+
+def _body(node: fx.Node, source: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """The nodes between a chain's source and ``node``, in graph order."""
+    found: dict[fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current in found:
+            continue
+        found[current] = None
+        pending += [arg for arg in current.all_input_nodes if source.get(arg) is source[node]]
+    return sorted(found)
+
+
+def _is_worth_it(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
+    body = [n for n in _body(node, source) if n.target not in TRANSPARENT]
+    meets_itself = any(
+        sum(_see_through(arg) is source[node] or arg in source for arg in n.args if isinstance(arg, fx.Node)) > 1 for n in body
+    )
+    return meets_itself or sum(not _is_affine(n, source) for n in body) > 1
+
+
+def _is_affine(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
+    """Is this op affine in the one argument that is random?"""
+    return node.target in AFFINE and not (node.target is aten.div.Tensor and node.args[0] not in source)
+
+
+def _fuse(captured: Captured, node: fx.Node, source: dict[fx.Node, fx.Node]) -> None:
+    body = _body(node, source)
+    inner = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {source[node]: inner.placeholder("x")}
+    constants: list[fx.Node] = []
+    for member in body:
+        for arg in member.all_input_nodes:
+            if arg not in values:
+                constants.append(arg)
+                values[arg] = inner.placeholder(f"c{len(constants)}")
+        seen_through = member.target in TRANSPARENT
+        values[member] = values[member.args[0]] if seen_through else inner.node_copy(member, values.__getitem__)  # type: ignore[index]
+    inner.output(values[node])
+    function = fx.GraphModule({}, inner)
+    target, args, kwargs = _recognise(function, source[node]) if not constants else (None, (), {})
+    if target is None:
+        target, args, kwargs = ops.elementwise, (function, source[node], *constants), {}
+    _replace(captured, node, target, args, kwargs)
+
+
+def _recognise(function: fx.GraphModule, x: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Compare with the functions that have a rule of their own, on a grid: any way of writing them counts."""
+    grid = torch.linspace(-12, 12, 481, dtype=torch.float64)
+    try:
+        values = function(grid)
+    except RuntimeError:  # a body that casts or indexes by shape: keep it as it is
+        return None, (), {}
+    for target, kwargs in KNOWN:
+        if values.dtype == grid.dtype and torch.allclose(values, target(grid, **kwargs), rtol=1e-6, atol=1e-7):
+            return target, (x,), kwargs
+    return None, (), {}
+
+
+KNOWN: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (aten.gelu.default, {}),
+    (aten.gelu.default, {"approximate": "tanh"}),
+    (ops.quick_gelu, {}),
+    (aten.silu.default, {}),
+    (aten.sigmoid.default, {}),
+    (aten.tanh.default, {}),
+    (aten.relu.default, {}),
+    (aten.softplus.default, {}),
+    (aten.mish.default, {}),
+    (aten.elu.default, {}),
+    (aten.hardswish.default, {}),
+    (aten.hardsigmoid.default, {}),
+    (aten.abs.default, {}),
+)
+
+
+def _replace(captured: Captured, node: fx.Node, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> None:
+    """Put ``target(*args)`` in the place of ``node``; its old inputs go when nothing else uses them."""
+    graph = captured.graph
+    with graph.inserting_before(node):
+        new = graph.call_function(target, tuple(args), kwargs or {})
+        new.meta = dict(node.meta)
+        source = next(arg for arg in args if isinstance(arg, fx.Node))
+        if source.meta["val"].dtype != node.meta["val"].dtype:  # casts inside a chain were seen through
+            new = graph.call_function(aten._to_copy.default, (new,), {"dtype": node.meta["val"].dtype})
+            new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    for marks in (captured.module_inputs, captured.module_outputs):
+        marks.update({path: new for path, marked in marks.items() if marked is node})

@@ -1,0 +1,51 @@
+"""What can go wrong, each with a type of its own. Messages name the place and the remedy."""
+
+from __future__ import annotations
+
+
+class VarpropError(Exception):
+    """Every error raised on purpose by varprop."""
+
+
+class PosteriorError(VarpropError, ValueError):
+    """A posterior whose tensors cannot be means and variances."""
+
+
+class PosteriorMismatchError(PosteriorError):
+    """A posterior that does not fit the model it is used with."""
+
+
+class PosteriorFileError(PosteriorError):
+    """A file that holds no (whole) posterior."""
+
+
+class RuleError(VarpropError, ValueError):
+    """A rule or rule set that contradicts itself."""
+
+
+class UnsupportedOpError(VarpropError, NotImplementedError):
+    """Variance reaches ops that have no rule."""
+
+
+class CaptureError(VarpropError, RuntimeError):
+    """The model runs, but cannot be captured as a graph."""
+
+
+class TrainingModeError(VarpropError, RuntimeError):
+    """The model would behave as in training: dropout or batch statistics are active."""
+
+
+class InputError(VarpropError, TypeError):
+    """Inputs the model or the propagated network cannot take."""
+
+
+class OutputError(VarpropError, ValueError):
+    """The output to propagate to is missing or ambiguous."""
+
+
+class DeviceMismatchError(VarpropError, RuntimeError):
+    """Tensors on different devices."""
+
+
+class PrecisionError(VarpropError, ValueError):
+    """A dtype that cannot hold variances."""

@@ -1,0 +1,34 @@
+"""Functions that models write out by hand and ATen has no op for; rules are keyed by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+
+def rms_normalize(x: Tensor, dims: Sequence[int], eps: Any) -> Tensor:
+    """x / √(mean x² + ε): RMSNorm and filter response norm without their affine part."""
+    return x * torch.rsqrt(x.square().mean(list(dims), keepdim=True) + eps)
+
+
+def standardize(x: Tensor, dims: Sequence[int], eps: Any) -> Tensor:
+    """(x − x̄) / √(s² + ε): LayerNorm written out, without its affine part."""
+    return rms_normalize(x - x.mean(list(dims), keepdim=True), dims, eps)
+
+
+def residual_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x + W x + b: a residual connection around a single linear layer."""
+    return x + torch.nn.functional.linear(x, weight, bias)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x σ(1.702 x), CLIP's activation."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def elementwise(body: fx.GraphModule, x: Tensor, *constants: Tensor) -> Tensor:
+    """f(x): a chain of elementwise ops with one random input, as the one function it is."""
+    return body(x, *constants)

@@ -1,0 +1,226 @@
+"""The Gaussian an IVON optimizer has learnt, read by duck typing from the optimizer or its state dict.
+
+Two layouts are read: one flat vector of curvatures per parameter group, ``group["hess"]``, as in checkpoints of the
+``ivon-opt`` package; or one tensor per parameter, ``state[parameter]["hess"]``.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.moments import Moments
+from varprop.posterior.names import did_you_mean
+from varprop.posterior.tensors import cast, listing
+
+_Tensors = dict[str, Tensor]
+
+
+class _Group(NamedTuple):
+    """One parameter group: its options, its parameters by the model's names, and the state of each."""
+
+    options: Mapping[str, Any]
+    parameters: dict[str, nn.Parameter]
+    states: dict[str, Mapping[str, Any]]
+
+
+def moments(model: nn.Module, source: Any) -> tuple[_Tensors, _Tensors]:
+    """Means and variances by parameter name. ``source`` is an optimizer or its state dict."""
+    if not isinstance(model, nn.Module):
+        raise PosteriorError(f"from_ivon(model, optimizer): the model comes first, not {type(model).__name__}")
+    groups = _live_groups(model, source) if hasattr(source, "param_groups") else _saved_groups(model, source)
+    kind = type(source).__name__ if hasattr(source, "param_groups") else "state dict"
+    mean: _Tensors = {}
+    var: _Tensors = {}
+    problems: list[str] = []
+    for index, group in enumerate(groups):
+        try:
+            found = _variances(group)
+        except PosteriorError as error:
+            problems.append(f"group {index}: {error}")
+            continue
+        var |= found
+        mean |= {name: group.parameters[name].detach() for name in found}
+    if problems:
+        raise PosteriorError(listing(f"cannot read a posterior from this {kind}", problems))
+    if not mean:
+        raise PosteriorError(f"this {kind} holds no parameters, so there is no posterior in it")
+    return mean, var
+
+
+def _live_groups(model: nn.Module, optimizer: Any) -> list[_Group]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"] if p is not None]
+    foreign = [str(tuple(p.shape)) for p in held if id(p) not in names]
+    if foreign:
+        raise PosteriorMismatchError(
+            f"{len(foreign)} of the optimizer's {len(held)} parameters are not in this {type(model).__name__}; their "
+            f"shapes are {', '.join(foreign)}. Give the very module the optimizer trains, not a copy or a part of it; "
+            "for a copy, pass optimizer.state_dict()."
+        )
+    _refuse_sampled(optimizer)
+    groups = []
+    for options in optimizer.param_groups:
+        parameters = {names[id(p)]: p for p in options["params"] if p is not None}
+        # .get, because the state of an optimizer is a defaultdict: looking must not create entries.
+        states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
+        groups.append(_Group(options, parameters, states))
+    return groups
+
+
+def _saved_groups(model: nn.Module, saved: Any) -> list[_Group]:
+    if not isinstance(saved, Mapping) or "param_groups" not in saved:
+        content = f" with keys {', '.join(map(repr, list(saved)[:8]))}" if isinstance(saved, Mapping) else ""
+        raise PosteriorError(
+            f"a {type(saved).__name__}{content} is neither an optimizer nor its state dict (no param_groups). "
+            'For a whole checkpoint pass the optimizer\'s part, e.g. checkpoint["optimizer"].'
+        )
+    options = list(saved["param_groups"])
+    if not all(isinstance(group, Mapping) and "params" in group for group in options):
+        raise PosteriorError('a param_group of the state dict has no "params": it is damaged or no state dict of torch')
+    keys = [key for group in options for key in group["params"]]
+    names = _saved_names(options)
+    by_key = _by_order(model, keys) if names is None else _by_name(model, dict(zip(keys, names, strict=True)))
+    state = saved.get("state", {})
+    groups = []
+    for group in options:
+        parameters = dict(by_key[key] for key in group["params"])
+        groups.append(_Group(group, parameters, {by_key[key][0]: state.get(key, {}) for key in group["params"]}))
+    return groups
+
+
+def _saved_names(options: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The parameters' names where the state dict has them: ``None`` unless it was made from ``named_parameters()``."""
+    names: list[str] = []
+    for group in options:
+        # Sharded checkpoints of torch put the names where the indices are.
+        found = group.get("param_names", group["params"])
+        if len(found) != len(group["params"]) or not all(isinstance(name, str) for name in found):
+            return None
+        names += found
+    return names
+
+
+def _by_name(model: nn.Module, saved: Mapping[Any, str]) -> dict[Any, tuple[str, nn.Parameter]]:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    unknown = [f"{name!r}{did_you_mean(name, parameters)}" for name in saved.values() if name not in parameters]
+    if unknown:
+        raise PosteriorMismatchError(listing(f"the state dict names parameters {type(model).__name__} lacks", unknown))
+    return {key: (name, parameters[name]) for key, name in saved.items()}
+
+
+def _by_order(model: nn.Module, keys: Sequence[Any]) -> dict[Any, tuple[str, nn.Parameter]]:
+    """Parameters by position: an index counts the parameters in the order in which the optimizer was given them."""
+    every = list(model.named_parameters())
+    trainable = [(name, parameter) for name, parameter in every if parameter.requires_grad]
+    for candidates in (every, trainable):
+        if len(candidates) == len(keys):
+            return dict(zip(sorted(keys), candidates, strict=True))
+    raise PosteriorMismatchError(
+        f"the state dict holds {len(keys)} parameters, {type(model).__name__} has {len(every)}, {len(trainable)} of "
+        "them trainable, so it cannot be told which is which. Pass the live optimizer, or build the optimizer over "
+        "model.named_parameters(), which saves the names."
+    )
+
+
+def _variances(group: _Group) -> _Tensors:
+    """1/(ess·(hess + weight_decay)), in the dtype and on the device of each parameter."""
+    hess = _curvatures(group)
+    ess, weight_decay = (_number(group.options, key) for key in ("ess", "weight_decay"))
+    if ess <= 0 or weight_decay < 0:
+        raise PosteriorError(f"ess is {ess} and weight_decay {weight_decay}: they must be positive and not negative")
+    var = {}
+    for name, parameter in group.parameters.items():
+        # IVON keeps hess + weight_decay positive, not hess itself, which may go a little below zero.
+        precision = ess * (hess[name].to(torch.promote_types(hess[name].dtype, torch.float32)) + weight_decay)
+        if wrong := int((~(precision.isfinite() & (precision > 0))).sum()):
+            raise PosteriorError(
+                f"hess + weight_decay is not positive and finite in {wrong} of {precision.numel()} entries of "
+                f"{name!r}: training diverged, or the checkpoint is damaged"
+            )
+        exact = Moments(parameter.detach(), precision.reciprocal().to(parameter.device))
+        var[name] = cast(name, exact, None, parameter.dtype).var
+    return var
+
+
+def _curvatures(group: _Group) -> _Tensors:
+    """The curvature of each parameter, in its shape."""
+    if "hess" not in group.options:
+        missing = [name for name, state in group.states.items() if not isinstance(state.get("hess"), Tensor)]
+        if missing:
+            raise PosteriorError(
+                f'no "hess" for {_few(missing)}: only an IVON optimizer that holds its curvature can be read; '
+                "other posteriors come in by from_tensors"
+            )
+        hess = {name: state["hess"] for name, state in group.states.items()}
+        for name, parameter in group.parameters.items():
+            if hess[name].shape != parameter.shape:
+                shapes = f"{tuple(hess[name].shape)}, the parameter {tuple(parameter.shape)}"
+                raise PosteriorError(f'"hess" of {name!r} has shape {shapes}')
+        return hess
+    flat = group.options["hess"]
+    sizes = [parameter.numel() for parameter in group.parameters.values()]
+    if not isinstance(flat, Tensor) or flat.numel() != sum(sizes):
+        has = f"{flat.numel()} entries" if isinstance(flat, Tensor) else f"a {type(flat).__name__}"
+        raise PosteriorError(
+            f'"hess" is {has}, but the parameters of the group ({_few(group.parameters)}) have '
+            f"{sum(sizes)} in all: the model is not the one that was trained, or its parameters are in another order"
+        )
+    parts = flat.detach().reshape(-1).split(sizes)
+    return {name: part.view(group.parameters[name].shape) for name, part in zip(group.parameters, parts, strict=True)}
+
+
+def _few(names: Iterable[str]) -> str:
+    first = [repr(name) for name in names]
+    return ", ".join(first[:4]) + (f" and {len(first) - 4} more" if len(first) > 4 else "")
+
+
+def _number(options: Mapping[str, Any], key: str) -> float:
+    if key not in options:
+        raise PosteriorError(f'no "{key}" among its options')
+    try:
+        value = float(options[key])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise PosteriorError(f'"{key}" is {options[key]!r}, not a finite number')
+    return value
+
+
+def _refuse_sampled(optimizer: Any) -> None:
+    """Refuse while the weights are a draw instead of the mean.
+
+    ``ivon-opt`` leaves no mark of that, so we look at what it cannot avoid. Its context manager is a generator that
+    stays suspended and refers to the optimizer. And a step leaves the parameters of a group as views of one vector,
+    while a draw, also one left behind by an exception, gives each parameter memory of its own.
+    """
+    sampler = getattr(type(optimizer), "sampled_params", None)
+    code = getattr(inspect.unwrap(sampler), "__code__", None) if callable(sampler) else None
+    if code is None:
+        return
+    inside = any(inspect.isgenerator(x) and x.gi_code is code and x.gi_frame for x in gc.get_referrers(optimizer))
+    if inside:
+        raise PosteriorError(
+            "the weights are a sample now, not the mean: call from_ivon outside the optimizer's sampled_params() block"
+        )
+    if getattr(optimizer, "current_step", 0) and any(_apart(group) for group in optimizer.param_groups):
+        raise PosteriorError(
+            "the weights look like a sample that an interrupted sampled_params() block left in place: load the last "
+            "checkpoint. If you replaced the weights on purpose, pass optimizer.state_dict() instead."
+        )
+
+
+def _apart(group: Mapping[str, Any]) -> bool:
+    """Whether at least two parameters share no memory, in a group that keeps its curvature as one vector."""
+    hess = group.get("hess")
+    held = [p for p in group["params"] if p is not None and p.numel()]
+    if hess is None or len(held) < 2 or any(p.device != hess.device or p.dtype != hess.dtype for p in held):
+        return False  # a model moved elsewhere after training has new memory too, and is no sample
+    return len({p.untyped_storage().data_ptr() for p in held}) == len(held)

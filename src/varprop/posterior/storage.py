@@ -1,0 +1,97 @@
+"""A posterior on disk: one safetensors file, nothing that could run code."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from varprop.errors import PosteriorError, PosteriorFileError
+from varprop.moments import Moments
+from varprop.posterior.tensors import checked
+
+_FORMAT, _VERSION = "varprop.posterior", "1"
+
+
+def write(path: str | os.PathLike[str], moments: Mapping[str, Moments]) -> None:
+    """Write to a temporary neighbour, then rename: readers see the old file or the new one, never half of it."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise PosteriorFileError(f"cannot save {path}: the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise PosteriorFileError(f"cannot save {path}: it is a folder; add a file name, e.g. posterior.safetensors")
+    tensors = {f"mean.{name}": pair.mean for name, pair in moments.items()}
+    tensors |= {f"var.{name}": pair.var for name, pair in moments.items()}
+    metadata = {"format": _FORMAT, "version": _VERSION, "sha256": _digest(tensors)}
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata)
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise PosteriorFileError(f"cannot save {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Moments]:
+    path = Path(path)
+    if not path.is_file():
+        reason = "it is a folder" if path.is_dir() else "there is no such file"
+        raise PosteriorFileError(f"cannot load {path}: {reason}")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            _check_metadata(path, file.metadata() or {})
+            tensors = {key: file.get_tensor(key) for key in list(file.keys())}
+            expected = file.metadata().get("sha256")
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        if isinstance(error, PosteriorFileError):
+            raise
+        raise PosteriorFileError(f"cannot load {path}: not a whole safetensors file ({error})") from error
+    # Other programs may write the format without a checksum; where there is one, it must fit.
+    if expected is not None and expected != _digest(tensors):
+        raise PosteriorFileError(f"cannot load {path}: its contents changed after it was saved (checksum mismatch)")
+    return _split(path, tensors)
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != _FORMAT:
+        raise PosteriorFileError(
+            f"cannot load {path}: a safetensors file, but not a posterior (its metadata lacks format={_FORMAT!r}); "
+            "build one with Posterior.from_tensors and write it with save"
+        )
+    if metadata.get("version") != _VERSION:
+        raise PosteriorFileError(
+            f"cannot load {path}: format version {metadata.get('version')!r}, and this varprop reads {_VERSION!r}; "
+            "a newer varprop may have written it"
+        )
+
+
+def _split(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
+    parts: dict[str, dict[str, Tensor]] = {"mean": {}, "var": {}}
+    for key, tensor in tensors.items():
+        role, dot, name = key.partition(".")
+        if role not in parts or not dot:
+            raise PosteriorFileError(
+                f"cannot load {path}: unexpected tensor {key!r}; all are mean.<name> or var.<name>"
+            )
+        parts[role][name] = tensor
+    try:
+        return checked(parts["mean"], parts["var"])
+    except PosteriorError as error:
+        raise PosteriorFileError(f"cannot load {path}: {error}") from error
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for key in sorted(tensors):
+        tensor = tensors[key].detach().cpu().contiguous()
+        total.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -1,0 +1,1 @@
+"""Graph + rules + posterior → a network of moments."""

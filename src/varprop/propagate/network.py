@@ -1,0 +1,294 @@
+"""MomentNet: a model lifted to moments, called like the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from varprop.capture.export import Captured, Output, capture_error, export
+from varprop.capture.regroup import regroup
+from varprop.capture.registry import Registry
+from varprop.capture.signature import Binder, Signature, Structure, example, flatten, free_dims, random_leaves
+from varprop.errors import DeviceMismatchError, PrecisionError, RuleError, TrainingModeError, VarpropError
+from varprop.moments import Moments, is_random
+from varprop.posterior import Posterior
+from varprop.propagate.fold import fold
+from varprop.propagate.lift import (
+    OUTPUT,
+    Applied,
+    Lifted,
+    Tensors,
+    Walk,
+    lift,
+    random_sources,
+    require_rules,
+    scale_path,
+    scale_points,
+)
+from varprop.rules import CVP, RuleSet
+
+
+@dataclass
+class Plan:
+    """One captured call signature, ready to run."""
+
+    signature: Signature
+    captured: Captured
+    applied: list[Applied]
+    module: fx.GraphModule
+    shapes: list[tuple[int, ...]]  # of the leaves it was captured with, to capture it again after .to()
+
+
+@dataclass(frozen=True)
+class Trace(Mapping[str, Moments | Tensor]):
+    """What flows through a network: ``trace[path]`` is what the module at ``path`` returns, ``trace.inputs[path]`` what it gets.
+
+    Values are ``Moments`` where variance flows and plain tensors where none does. A module called
+    again appears as ``path#2``; the whole model is ``""``.
+    """
+
+    outputs: Mapping[str, Moments | Tensor]
+    inputs: Mapping[str, Moments | Tensor]
+
+    def __getitem__(self, path: str) -> Moments | Tensor:
+        return self.outputs[path]
+
+    def __iter__(self) -> Any:
+        return iter(self.outputs)
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+
+class MomentNet(nn.Module):
+    """Mean and variance of a model's output in one forward pass. Made by ``propagate``.
+
+    Its tensors: ``mean`` (every parameter), ``var`` (the random ones), ``buffer``, ``scale`` (log α of
+    each scale point) and ``folded`` (products of weights alone, not saved).
+    """
+
+    def __init__(self, model: nn.Module, posterior: Posterior, rules: RuleSet, output: Output = None) -> None:
+        super().__init__()
+        moments = posterior.resolve(model)
+        self.mean, self.var, self.buffer = Registry(), Registry(), Registry()
+        self.scale, self.constant, self.folded = Registry(), Registry(), Registry()
+        for name, parameter in model.named_parameters():
+            mean = moments[name].mean if name in moments else parameter.detach().clone()
+            self.mean.set(name, mean)
+            if name in moments:
+                self.var.set(name, moments[name].var)
+        for name, tensor in model.named_buffers():
+            self.buffer.set(name, tensor.detach().clone())
+        self.rules, self.output = rules, output
+        self._model = (model,)  # a tuple, so that the model's own tensors are not this module's
+        self._binder = Binder(model.forward)
+        self._plans: list[Plan] = []
+        self._scale_names: list[str] = []
+
+    # --- calling -------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Moments:
+        structure, leaves = self.flatten(args, kwargs)
+        return self._run(self._find(structure, leaves) or self._capture(structure, leaves), leaves)
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        """Capture this call ahead of time, which ``torch.compile`` and saving need."""
+        structure, leaves = self.flatten(args, kwargs)
+        if self._find(structure, leaves) is None:
+            self._capture(structure, leaves)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Trace:
+        """Run the call op by op and return what flows at every module path."""
+        structure, leaves = self.flatten(args, kwargs)
+        plan = self._find(structure, leaves) or self._capture(structure, leaves)
+        walk = Walk(plan.captured, structure, self.rules, self._tensors(), tracing=False)
+        with torch.no_grad():
+            values = walk.run(*leaves)
+        inputs, outputs = (
+            MappingProxyType({path: values[node] for path, node in marks.items() if _is_float(values[node])})
+            for marks in (plan.captured.module_inputs, plan.captured.module_outputs)
+        )
+        return Trace(outputs, inputs)
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """α of every scale point captured so far, by module path; ``(output)`` is the one on the output."""
+        return {name: float(self.scale[scale_path(name)].exp()) for name in self._scale_names}
+
+    @property
+    def signatures(self) -> list[str]:
+        """The calls captured so far, with free sizes as symbols."""
+        return [plan.signature.describe() for plan in self._plans]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.mean.items()))[1].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(tensor.dtype for _, tensor in self.mean.items() if tensor.is_floating_point())
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Structure, list[Tensor]]:
+        """The structure of a call and its tensors, checked."""
+        unnamed, named = self._binder.bind(args, kwargs)
+        leaves: list[Tensor] = []
+        structure = ("tuple", (flatten(unnamed, leaves, "*args"), flatten(named, leaves)))
+        for leaf in leaves:
+            if leaf.device != self.device:
+                raise DeviceMismatchError(
+                    f"an input is on {leaf.device}, the network on {self.device}: move one with .to({str(self.device)!r})"
+                )
+        return structure, leaves
+
+    def _find(self, structure: Structure, leaves: list[Tensor]) -> Plan | None:
+        for plan in self._plans:
+            if plan.signature.accepts(structure, leaves):
+                return plan
+        return None
+
+    def _run(self, plan: Plan, leaves: list[Tensor]) -> Moments:
+        result = plan.module(*leaves)
+        return Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
+
+    # --- capturing -----------------------------------------------------------------------------------
+
+    def _capture(self, structure: Structure, leaves: list[Tensor]) -> Plan:
+        """Capture, lift and keep the graph of one call; nothing is kept if any step fails."""
+        captured, lifted, scales = self.lift(structure, leaves)
+        require_rules(lifted.applied, type(self._model[0]).__name__, self.rules)
+        for name in lifted.scales:
+            if scale_path(name) not in self.scale:
+                self.scale.set(scale_path(name), scales[scale_path(name)])
+                self._scale_names.append(name)
+        fold(lifted.graph, dict((*self.named_buffers(), *self.named_parameters())), self.folded)
+        shapes = [tuple(leaf.shape) for leaf in leaves]
+        plan = Plan(lifted.signature, captured, lifted.applied, self._assemble(lifted.graph), shapes)
+        self._plans.append(plan)
+        return plan
+
+    def lift(self, structure: Structure, leaves: list[Tensor]) -> tuple[Captured, Lifted, Registry]:
+        """The captured graph of one call, its lifted form, and the scales that form refers to."""
+        _refuse_training(self._model[0])
+        inputs = _graph_inputs(structure, leaves)
+        free = free_dims(inputs)
+        try:
+            try:
+                return self._lift(structure, inputs, free)
+            except Exception as error:
+                if isinstance(error, VarpropError) and not isinstance(error, RuleError):
+                    raise
+                # Not every model exports with free sizes: then each set of sizes gets a graph of its own.
+                return self._lift(structure, inputs, [[False] * len(dims) for dims in free])
+        except Exception as error:
+            raise capture_error(self._model[0], structure, inputs, error) from error
+
+    def _lift(
+        self, structure: Structure, inputs: list[Tensor], free: list[list[bool]]
+    ) -> tuple[Captured, Lifted, Registry]:
+        examples = example(inputs, free, self.device)
+        captured = export(self._model[0], self.mean, self.buffer, structure, examples, free, self.output)
+        random = random_leaves(structure)
+        regroup(captured, random_sources(captured, self.var.tensors(), random))
+        for name, tensor in captured.made_up.items():
+            self.constant.set(name, tensor, persistent=False)
+        names = [*scale_points(captured, self.rules, self.var, random).names.values(), OUTPUT]
+        tensors = self._tensors()
+        tensors.scale = _with_scales(self.scale, names, self.dtype, self.device)
+        return captured, lift(captured, structure, self.rules, tensors, examples), tensors.scale
+
+    def _tensors(self) -> Tensors:
+        return Tensors(self.mean, self.var, self.buffer, self.scale, self.constant)
+
+    def _assemble(self, graph: fx.Graph) -> fx.GraphModule:
+        """A module around ``graph`` that shares this network's registries instead of copying from them."""
+        module = fx.GraphModule(nn.Module(), fx.Graph())
+        self._tensors().attach(module)
+        module.folded = self.folded
+        module.graph = graph
+        return module
+
+    # --- moving and copying --------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MomentNet:
+        """``.to()`` and its kin. Graphs hold baked dtypes and devices, so they are captured again when those change."""
+        old_dtype, old_device = self.dtype, self.device
+        probe = fn(torch.empty(0, dtype=old_dtype, device=old_device))
+        if probe.dtype == torch.float16:
+            raise PrecisionError("float16 turns variances below 6e-8 into 0: use bfloat16, or float32 under autocast")
+        super()._apply(fn, recurse)
+        if (self.dtype, self.device) != (old_dtype, old_device):
+            self._recapture(old_dtype)
+        return self
+
+    def _recapture(self, old_dtype: torch.dtype) -> None:
+        plans, self._plans = self._plans, []
+        self.constant, self.folded = Registry(), Registry()
+        for plan in plans:
+            signature = plan.signature.with_dtype(old_dtype, self.dtype)
+            pairs = zip(plan.shapes, signature.dtypes, strict=True)
+            leaves = [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in pairs]
+            self._capture(signature.structure, leaves)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MomentNet:
+        """A network of its own tensors. Graphs refer to tensors by name, so they are copied and attached anew."""
+        new = self.__class__.__new__(self.__class__)
+        nn.Module.__init__(new)
+        for name in ("mean", "var", "buffer", "scale", "constant", "folded"):
+            setattr(new, name, copy.deepcopy(getattr(self, name), memo))
+        new.rules, new.output, new._model, new._binder = self.rules, self.output, self._model, self._binder
+        new._scale_names = list(self._scale_names)
+        new._plans = [
+            Plan(p.signature, p.captured, p.applied, new._assemble(copy.deepcopy(p.module.graph)), p.shapes)
+            for p in self._plans
+        ]
+        return new
+
+
+def propagate(model: nn.Module, posterior: Posterior, rules: RuleSet = CVP, *, output: Output = None) -> MomentNet:
+    """Lift ``model`` to moments under ``posterior``: the result is called like the model and returns ``Moments``.
+
+    ``output`` names the tensor to propagate to if the model returns several: a key, an index, or a
+    function of the model's return value; by default its logits or its only tensor. The model is
+    captured on the first call and is not changed; the network keeps its own copy of every tensor.
+    """
+    _refuse_training(model)
+    return MomentNet(model, posterior, rules, output)
+
+
+def _graph_inputs(structure: Structure, leaves: list[Tensor]) -> list[Tensor]:
+    """The leaves the model sees: of moments, the mean."""
+    remaining = iter(leaves)
+    inputs = []
+    for random in random_leaves(structure):
+        inputs.append(next(remaining))
+        if random:
+            next(remaining)
+    return inputs
+
+
+def _with_scales(existing: Registry, names: list[str], dtype: torch.dtype, device: torch.device) -> Registry:
+    """The scales so far, and a new one of α = 1 for each name that has none."""
+    scales = Registry()
+    for path in map(scale_path, names):
+        fresh = nn.Parameter(torch.zeros((), dtype=dtype, device=device), requires_grad=False)
+        scales.set(path, existing[path] if path in existing else fresh)
+    return scales
+
+
+def _refuse_training(model: nn.Module) -> None:
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    for path, module in model.named_modules():
+        if module.training and isinstance(module, kinds) and getattr(module, "p", 1) > 0:
+            raise TrainingModeError(
+                f"{path or type(module).__name__} ({type(module).__name__}) is in training mode: call model.eval() first"
+            )
+
+
+def _is_float(value: Any) -> bool:
+    return is_random(value) or (isinstance(value, Tensor) and value.is_floating_point())

@@ -1,0 +1,88 @@
+"""Attention: the map comes from means only, the values carry the variance."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.moments import Moments, is_random, mean_of
+from varprop.rules.ruleset import RuleSet, rule
+
+aten = torch.ops.aten
+
+
+@rule(aten.scaled_dot_product_attention.default)
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """y = A V with A = softmax(QKᵀ·scale): μ = A μ_V, Σ = (A ⊙ A) Σ_V.
+
+    Approximation: A is computed from means and taken as fixed (paper, eq. method_attention_map), so
+    queries and keys need no variance.
+    """
+    query, key, mask = mean_of(query), mean_of(key), mean_of(attn_mask)
+    if not is_random(value):
+        return aten.scaled_dot_product_attention.default(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(groups, -3)
+        value = Moments(*(part.repeat_interleave(groups, -3) for part in value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
+    weights = _softmax(scores, _causal(scores) if is_causal else mask)
+    return Moments(weights @ value.mean, (weights * weights) @ value.var)
+
+
+def _causal(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+
+
+def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax that gives zeros, not NaN, for a row in which everything is masked."""
+    if mask is None:
+        return scores.softmax(-1)
+    masked = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return aten._safe_softmax.default(masked, -1)
+
+
+@rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
+def softmax(x: Moments, dim: int, *args: Any, **kwargs: Any) -> Tensor:
+    """softmax(μ). Approximation: the variance is dropped, as for every attention map (paper, eq. method_attention_map)."""
+    kwargs = {k: v for k, v in kwargs.items() if k == "dtype"} or ({"dtype": args[0]} if args and args[0] else {})
+    if kwargs.get("dtype") in (True, False):
+        kwargs = {}
+    return x.mean.softmax(dim, **kwargs)
+
+
+@rule(aten.log_softmax.int)
+def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
+    """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j. Approximation: linearised at the mean."""
+    mean = x.mean.log_softmax(dim, dtype=dtype)
+    p, v = mean.exp(), x.var.to(mean.dtype)
+    # (1 − p)² v + the rest of the sum keeps every term ≥ 0.
+    return Moments(mean, (1 - p) ** 2 * v + ((p * p * v).sum(dim, keepdim=True) - p * p * v).clamp_min(0))
+
+
+@rule(aten.logsumexp.default)
+def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
+    """log Σ exp x with p = softmax(μ): Σ = Σ_j p_j² v_j. Approximation: linearised at the mean."""
+    mean = x.mean.logsumexp(dim, keepdim=True)
+    p = (x.mean - mean).exp()
+    var = (p * p * x.var).sum(dim, keepdim=keepdim)
+    return Moments(x.mean.logsumexp(dim, keepdim=keepdim), var)
+
+
+ATTENTION = RuleSet(attention, softmax, log_softmax, logsumexp, name="attention")

@@ -1,0 +1,148 @@
+"""Streamlining's rules: every non-linear op is replaced by its tangent at the mean, so means never move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from varprop import ops
+from varprop.moments import Moments, is_random, mean_of
+from varprop.rules import activation
+from varprop.rules.arithmetic import moments, negate
+from varprop.rules.derivative import UNARY, differentiate
+from varprop.rules.normalization import norms
+from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+
+aten = torch.ops.aten
+
+
+def delta(op: Op, derivative: Callable[..., Tensor], scaled: bool) -> Rule:
+    @rule(op, scaled=scaled)
+    def tangent(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        """f(μ), f'(μ)² Σ (paper, eq. method_delta). Approximation: the Delta method, first order in the deviation."""
+        slope = derivative(x.mean, *args, **kwargs)
+        return Moments(op(x.mean, *args, **kwargs), slope * slope * x.var)
+
+    return tangent
+
+
+@rule(ops.elementwise, scaled=True)
+def chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
+    """f(μ), f'(μ)² Σ of a chain of ops. Approximation: the Delta method, first order in the deviation."""
+    value, slope = differentiate(body, x.mean, *constants)
+    return moments(value, slope * slope * x.var)
+
+
+def _quick_gelu_slope(x: Tensor) -> Tensor:
+    gate = torch.sigmoid(1.702 * x)
+    return gate * (1 + 1.702 * x * torch.sigmoid(-1.702 * x))
+
+
+def _flat(x: Tensor, *args: Any) -> Tensor:
+    """The slope of a step."""
+    return torch.zeros_like(x)
+
+
+def _slope(op: Op) -> Callable[..., Tensor]:
+    special = {ops.quick_gelu: _quick_gelu_slope, aten.heaviside.default: _flat, aten.sign.default: _flat}
+    return special.get(op) or UNARY[op]
+
+
+ACTIVATION = RuleSet(
+    *(delta(op, _slope(op), member.scaled) for op, member in activation.ACTIVATION.items()),
+    chain,
+    name="linearised activations",
+)
+
+NORMALIZATION = norms(
+    lambda x: x.mean * x.mean,
+    "Approximation: the statistic is frozen at its value for the mean, so the norm's mean is the mean network's.",
+    name="linearised normalization",
+)
+
+
+@rule(aten.maximum.default, aten.max.other)
+def maximum(x: Any, y: Any) -> Moments:
+    """max(μx, μy) with the variance of the larger. Approximation: which is larger is decided at the mean."""
+    mean_x, mean_y = torch.broadcast_tensors(mean_of(x), mean_of(y))
+    var_x, var_y = (part.var if is_random(part) else torch.zeros_like(part) for part in (x, y))
+    return Moments(torch.maximum(mean_x, mean_y), torch.where(mean_x >= mean_y, var_x, var_y))
+
+
+@rule(aten.minimum.default, aten.min.other)
+def minimum(x: Any, y: Any) -> Moments:
+    """min(μx, μy) with the variance of the smaller. Approximation: which is smaller is decided at the mean."""
+    return negate(maximum(*(negate(part) if is_random(part) else -part for part in (x, y))))
+
+
+@rule(aten.max.dim)
+def largest_with_index(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, Tensor]:
+    """The largest mean along a dim, with its variance. Approximation: which is largest is decided at the mean."""
+    values, indices = x.mean.max(dim, True)
+    chosen = Moments(values, x.var.gather(dim, indices))
+    if keepdim:
+        return chosen, indices
+    return Moments(*(part.squeeze(dim) for part in chosen)), indices.squeeze(dim)
+
+
+@rule(aten.min.dim)
+def smallest_with_index(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, Tensor]:
+    """The smallest mean along a dim, with its variance. Approximation: which is smallest is decided at the mean."""
+    largest_negative, indices = largest_with_index(negate(x), dim, keepdim)
+    return negate(largest_negative), indices
+
+
+@rule(aten.amax.default)
+def largest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
+    """The largest mean over dims, with its variance. Approximation: which is largest is decided at the mean."""
+    dims = sorted((d % x.mean.ndim for d in ([dim] if isinstance(dim, int) else dim)), reverse=True)
+    for d in dims or range(x.mean.ndim - 1, -1, -1):
+        x = largest_with_index(x, d, keepdim)[0]
+    return x
+
+
+@rule(aten.amin.default)
+def smallest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
+    """The smallest mean over dims, with its variance. Approximation: which is smallest is decided at the mean."""
+    return negate(largest(negate(x), dim, keepdim))
+
+
+@rule(aten.max.default)
+def largest_of_all(x: Moments) -> Moments:
+    """The largest mean of all, with its variance. Approximation: which is largest is decided at the mean."""
+    return largest(x)
+
+
+def _max_pool(op: Op, with_indices: Callable[..., tuple[Tensor, Tensor]], rank: int) -> Rule:
+    @rule(op)
+    def max_pool(x: Moments, *args: Any) -> Any:
+        """The largest mean of each window, with its variance. Approximation: which is largest is decided at the mean."""
+        values, indices = with_indices(x.mean, *args)
+        var = x.var.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(values.shape)
+        return (Moments(values, var), indices) if op is with_indices else Moments(values, var)
+
+    return max_pool
+
+
+MAXIMA = RuleSet(
+    maximum,
+    minimum,
+    largest,
+    smallest,
+    largest_of_all,
+    largest_with_index,
+    smallest_with_index,
+    _max_pool(aten.max_pool1d.default, aten.max_pool1d_with_indices.default, 1),
+    _max_pool(aten.max_pool2d.default, aten.max_pool2d_with_indices.default, 2),
+    _max_pool(aten.max_pool3d.default, aten.max_pool3d_with_indices.default, 3),
+    *(
+        _max_pool(op, op, rank)
+        for rank, op in enumerate(
+            (aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default), start=1
+        )
+    ),
+    name="linearised maxima",
+)

@@ -1,0 +1,137 @@
+"""Average and maximum pooling, interpolation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from varprop.moments import Moments
+from varprop.rules.reduction import largest, tournament
+from varprop.rules.ruleset import Rule, RuleSet, rule
+
+aten = torch.ops.aten
+
+
+def _tuple(value: Any, rank: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return values * rank if len(values) == 1 else values
+
+
+def _average_pool(op: Callable[..., Tensor], counted: Callable[..., Tensor], rank: int) -> Rule:
+    @rule(op)
+    def average_pool(x: Moments, kernel: Any, stride: Any = (), *args: Any, **kwargs: Any) -> Moments:
+        """Means of windows: Σ = (1/n²) Σ v, n as the op counts it at the border. Exact."""
+        ones = torch.ones_like(x.mean[:1, :1] if x.mean.ndim == rank + 2 else x.mean[:1])
+        # Where n entries of a window exist and the op divides by d, ones give n/d and their count n.
+        divided = op(ones, kernel, stride, *args, **kwargs)
+        return Moments(
+            op(x.mean, kernel, stride, *args, **kwargs),
+            op(x.var, kernel, stride, *args, **kwargs) * (divided / counted(ones, kernel, stride, *args)),
+        )
+
+    return average_pool
+
+
+def _count1d(ones: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, *_: Any) -> Tensor:
+    wide = [(1, *_tuple(value, 1)) for value in (kernel, stride or kernel)]
+    pooled = F.avg_pool2d(ones.unsqueeze(-2), wide[0], wide[1], (0, *_tuple(padding, 1)), ceil_mode, divisor_override=1)
+    return pooled.squeeze(-2)
+
+
+def _count2d(ones: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, *_: Any) -> Tensor:
+    return F.avg_pool2d(ones, kernel, stride or kernel, padding, ceil_mode, divisor_override=1)
+
+
+def _count3d(ones: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, *_: Any) -> Tensor:
+    return F.avg_pool3d(ones, kernel, stride or kernel, padding, ceil_mode, divisor_override=1)
+
+
+def _adaptive_average_pool(op: Callable[..., Tensor], rank: int) -> Rule:
+    @rule(op)
+    def adaptive_average_pool(x: Moments, output_size: Any) -> Moments:
+        """Means of windows of varying size: Σ = (1/n²) Σ v. Exact."""
+        var = op(x.var, output_size)
+        for offset, out in enumerate(reversed(_tuple(output_size, rank))):
+            size = x.mean.shape[-1 - offset]
+            sizes = [-(-(i + 1) * size // out) - i * size // out for i in range(out)]
+            factor = torch.tensor(sizes, dtype=var.dtype, device=var.device) if len(set(sizes)) > 1 else sizes[0]
+            var = var / (factor.reshape(-1, *[1] * offset) if isinstance(factor, Tensor) else factor)
+        return Moments(op(x.mean, output_size), var)
+
+    return adaptive_average_pool
+
+
+def _max_pool(op: Callable[..., Tensor], rank: int) -> Rule:
+    @rule(op)
+    def max_pool(
+        x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ) -> Moments:
+        """Maxima of windows, one spatial dim after the other. Approximation: pairwise Clark maxima, each taken as Gaussian."""
+        sizes = op(x.mean, kernel, stride, padding, dilation, ceil_mode).shape[-rank:]
+        settings = zip(
+            *(_tuple(v, rank) for v in (kernel, stride or kernel, padding, dilation)), sizes, strict=True
+        )
+        for dim, (window, step, pad, spacing, out) in enumerate(settings, start=-rank):
+            x = tournament(_windows(x, dim, window, step, pad, spacing, out))
+        return x
+
+    return max_pool
+
+
+def _windows(x: Moments, dim: int, window: int, step: int, pad: int, spacing: int, out: int) -> list[Moments]:
+    """The k-th entry of every window, for each k; padding is far below everything and certain."""
+    reach = (out - 1) * step + spacing * (window - 1) + 1
+    margins = [0, 0] * (-dim - 1) + [pad, max(reach - pad - x.mean.shape[dim], 0)]
+    low = torch.finfo(x.mean.dtype).min / 4
+    mean, var = F.pad(x.mean, margins, value=low), F.pad(x.var, margins)
+
+    def entry(part: Tensor, k: int) -> Tensor:
+        return part.narrow(dim, k * spacing, (out - 1) * step + 1).unfold(dim, 1, step).squeeze(-1)
+
+    return [Moments(entry(mean, k), entry(var, k)) for k in range(window)]
+
+
+@rule(aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> Any:
+    """The maximum over all positions. Approximation: pairwise Clark maxima, each taken as Gaussian."""
+    if any(size != 1 for size in output_size):
+        return NotImplemented
+    dims = [-1 - i for i in range(len(output_size))]
+    return largest(x, dims, True), torch.zeros_like(x.mean, dtype=torch.int64)
+
+
+def _interpolation(op: Callable[..., Tensor]) -> Rule:
+    @rule(op)
+    def interpolate(x: Moments, *args: Any) -> Moments:
+        """Weighted means of neighbours, along rows and columns: Σ takes the squared weights. Exact."""
+        height, width = x.mean.shape[-2:]
+        eye_h, eye_w = (torch.eye(n, dtype=x.mean.dtype, device=x.mean.device) for n in (height, width))
+        rows = op(eye_h[None, :, :, None].expand(1, height, height, width), *args)[0, :, :, 0]
+        columns = op(eye_w[None, :, None, :].expand(1, width, height, width), *args)[0, :, 0, :]
+        return Moments(op(x.mean, *args), (rows * rows).T @ x.var @ (columns * columns))
+
+    return interpolate
+
+
+POOLING = RuleSet(
+    _average_pool(aten.avg_pool1d.default, _count1d, 1),
+    _average_pool(aten.avg_pool2d.default, _count2d, 2),
+    _average_pool(aten.avg_pool3d.default, _count3d, 3),
+    _adaptive_average_pool(aten.adaptive_avg_pool1d.default, 1),
+    _adaptive_average_pool(aten.adaptive_avg_pool2d.default, 2),
+    _adaptive_average_pool(aten.adaptive_avg_pool3d.default, 3),
+    _interpolation(aten.upsample_bilinear2d.vec),
+    _interpolation(aten.upsample_bicubic2d.vec),
+    name="pooling",
+)
+MAX_POOLING = RuleSet(
+    _max_pool(aten.max_pool1d.default, 1),
+    _max_pool(aten.max_pool2d.default, 2),
+    _max_pool(aten.max_pool3d.default, 3),
+    adaptive_max_pool,
+    name="max pooling",
+)

@@ -1,0 +1,46 @@
+"""Moments of any smooth elementwise function of one Gaussian tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from varprop.moments import Moments
+from varprop.rules.gaussian import floored, promote, restore
+
+# 128 nodes on |z| ≤ 8.5 resolve, at v = 100, features of f as narrow as tanh's; the Gaussian's tail beyond is 1e-17.
+NODES, REACH = 128, 8.5
+CHUNK = 8  # nodes held in memory at a time
+
+
+def integrate(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
+    """Moments of f(x), f elementwise; it is given points of shape [K, *x.shape] and keeps that shape.
+
+    E[f] = f(μ) + Σ wₖ dₖ        Var[f] = Σ wₖ (dₖ − Σ wⱼ dⱼ)²        dₖ = f(μ + √v zₖ) − f(μ)
+    Trapezoidal rule in z, in float64. It converges geometrically for smooth f at any v, where Gauss–Hermite steps over
+    f's features from v ≈ 4 on; a kink costs about 1e-3 √v. Differences in float32 would be lost from √v ≈ 1e-4 μ down.
+    """
+    mean, var = promote(x, torch.float64)
+    raised = floored(var)
+    std = raised.sqrt()
+    centre = function(mean[None])[0]
+    shift, square = torch.zeros_like(mean), torch.zeros_like(mean)
+    for chunk in _chunks():
+        points = torch.stack([mean + std * z for z, _ in chunk])
+        for (_, weight), difference in zip(chunk, (function(points) - centre).unbind(), strict=True):
+            shift = shift + weight * difference
+            square = square + weight * difference.square()
+    spread = (square - shift.square()).clamp(min=0)
+    return restore(Moments(centre + shift, spread * (var / raised)), like=x)
+
+
+def _chunks() -> Iterator[list[tuple[float, float]]]:
+    """The nodes and their weights, which sum to one, a few at a time."""
+    nodes = [REACH * (2 * k / (NODES - 1) - 1) for k in range(NODES)]
+    density = [math.exp(-0.5 * z * z) for z in nodes]
+    rule = [(z, weight / math.fsum(density)) for z, weight in zip(nodes, density, strict=True)]
+    for start in range(0, NODES, CHUNK):
+        yield rule[start : start + CHUNK]

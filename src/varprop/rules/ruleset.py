@@ -1,0 +1,119 @@
+"""Rules and rule sets: immutable values that say how each op acts on moments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from varprop.errors import RuleError
+
+Op = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one or several ops act on moments.
+
+    ``function`` has the op's own signature; each tensor argument may be a ``Moments`` or a plain,
+    deterministic tensor, and at least one is a ``Moments``. It returns ``Moments``, or a plain
+    tensor where the op's result carries no variance.
+    ``scaled`` says that a calibration scale sits on the variance of the op's first argument.
+    """
+
+    ops: tuple[Op, ...]
+    function: Callable[..., Any]
+    scaled: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    @property
+    def name(self) -> str:
+        return inspect.unwrap(_plain(self.function)).__name__
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return _doc(self.function).partition("\n")[0]
+
+    @property
+    def approximation(self) -> str | None:
+        """What the docstring admits after ``Approximation:``; ``None`` for a rule that says ``Exact.``"""
+        doc = _doc(self.function)
+        if "Approximation:" in doc:
+            return " ".join(doc.partition("Approximation:")[2].split())
+        return None if "Exact." in doc else "the rule does not say how exact it is"
+
+
+def rule(*ops: Op, scaled: bool = False) -> Callable[[Callable[..., Any]], Rule]:
+    """Make a function the rule of one or several ops: ``@rule(aten.relu.default)``.
+
+    Nothing is registered anywhere: add the result to a rule set with ``CVP | my_rule``.
+    """
+    if not ops or not all(callable(op) for op in ops):
+        raise RuleError("rule() takes the ops it is for, e.g. @rule(torch.ops.aten.relu.default)")
+
+    def decorate(function: Callable[..., Any]) -> Rule:
+        return Rule(ops, function, scaled)
+
+    return decorate
+
+
+class RuleSet(Mapping[Op, Rule]):
+    """An immutable map from ops to rules. ``|`` adds and refuses a clash; ``replace`` overrides."""
+
+    def __init__(self, *members: Rule | RuleSet, name: str = "") -> None:
+        self.name = name
+        self._rules: dict[Op, Rule] = {}
+        for op, member in _flatten(members):
+            if op in self._rules:
+                raise RuleError(f"{op} already has a rule, {self._rules[op].name}: override it with replace()")
+            self._rules[op] = member
+
+    def __getitem__(self, op: Op) -> Rule:
+        return self._rules[op]
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __repr__(self) -> str:
+        return f"<RuleSet {self.name or 'unnamed'}: {len(self)} ops>"
+
+    def __or__(self, other: Rule | RuleSet) -> RuleSet:
+        return RuleSet(self, other, name=self.name)
+
+    def replace(self, *members: Rule | RuleSet, name: str = "") -> RuleSet:
+        """A new set in which ``members`` take the place of this set's rules for the same ops."""
+        changed = RuleSet(*members)
+        unknown = [str(op) for op in changed if op not in self]
+        if unknown:
+            raise RuleError(f"nothing to replace for {', '.join(unknown)}: add it with |")
+        result = RuleSet(name=name or f"{self.name} (changed)")
+        result._rules = self._rules | changed._rules
+        return result
+
+
+def _flatten(members: tuple[Rule | RuleSet, ...]) -> Iterator[tuple[Op, Rule]]:
+    for member in members:
+        if isinstance(member, RuleSet):
+            yield from member.items()
+        elif isinstance(member, Rule):
+            yield from ((op, member) for op in member.ops)
+        else:
+            raise RuleError(f"a rule set is made of rules and rule sets, not {type(member).__name__}: decorate it with @rule(op)")
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _doc(function: Callable[..., Any]) -> str:
+    return inspect.getdoc(_plain(function)) or ""

@@ -1,0 +1,166 @@
+"""Ops that move entries about without changing them: mean and variance go the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.moments import Moments, is_random, mean_of
+from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+
+aten = torch.ops.aten
+
+
+def mean_args(value: Any) -> Any:
+    """The same arguments with every random tensor replaced by its mean."""
+    return _map(mean_of, value)
+
+
+def var_args(value: Any) -> Any:
+    """The same arguments with every random tensor replaced by its variance, every constant of floats by zeros."""
+
+    def var(leaf: Any) -> Any:
+        if is_random(leaf):
+            return leaf.var
+        return torch.zeros_like(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return _map(var, value)
+
+
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple) and not is_random(value):
+        return type(value)(_map(function, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(function, item) for key, item in value.items()}
+    return function(value)
+
+
+def _pair(mean: Any, var: Any) -> Any:
+    if isinstance(mean, list | tuple):
+        return [Moments(m, v) for m, v in zip(mean, var, strict=True)]
+    return Moments(mean, var)
+
+
+def structural(*ops: Op, run: Callable[..., Any] | None = None) -> RuleSet:
+    """Declare ops structural. ``run`` stands in for an op that relies on the strides of its input."""
+
+    def declare(op: Op) -> Rule:
+        @rule(op)
+        def rearrange(*args: Any, **kwargs: Any) -> Any:
+            """Entries move, mean and variance alike. Exact."""
+            function = run or op
+            return _pair(
+                function(*mean_args(args), **mean_args(kwargs)), function(*var_args(args), **var_args(kwargs))
+            )
+
+        return rearrange
+
+    return RuleSet(*map(declare, ops))
+
+
+@rule(aten._to_copy.default, aten.to.dtype, aten.type_as.default)
+def cast(x: Moments, *args: Any, **kwargs: Any) -> Any:
+    """A change of dtype. Exact. Casting to integers stops the variance."""
+    if not (args and isinstance(args[0], Tensor)):
+        dtype = kwargs.get("dtype") or (args[0] if args else x.mean.dtype)
+    else:
+        dtype = args[0].dtype
+    mean = x.mean.to(dtype)
+    return Moments(mean, x.var.to(dtype)) if mean.is_floating_point() else mean
+
+
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
+    """Chosen entries become a value of no variance. Exact."""
+    if not is_random(x) or is_random(value):
+        return where(mask, value, x)
+    return Moments(x.mean.masked_fill(mask, value), x.var.masked_fill(mask, 0.0))
+
+
+@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+def where(condition: Tensor, x: Any, y: Any) -> Moments:
+    """Each entry from x or from y. Exact."""
+    mean = torch.where(condition, mean_of(x), mean_of(y))
+    var = torch.where(condition, x.var if is_random(x) else 0.0, y.var if is_random(y) else 0.0)
+    return Moments(mean, var.to(mean.dtype).expand_as(mean))
+
+
+@rule(aten.pad.default, aten.constant_pad_nd.default)
+def pad(x: Moments, size: list[int], *args: Any, **kwargs: Any) -> Moments:
+    """Padding by a value of no variance, or by copies of the border. Exact."""
+    mode = args[0] if args and isinstance(args[0], str) else kwargs.get("mode", "constant")
+    value = kwargs.get("value", args[-1] if args and not isinstance(args[-1], str) else 0.0)
+    mean = aten.pad.default(x.mean, size, mode, value if mode == "constant" else None)
+    return Moments(mean, aten.pad.default(x.var, size, mode))
+
+
+def reshape(x: Tensor, size: list[int]) -> Tensor:
+    return x.reshape(size)
+
+
+STRUCTURAL = RuleSet(
+    # A captured view relies on the strides of the op before it, which the variance need not share.
+    structural(aten.view.default, aten._unsafe_view.default, aten.reshape.default, run=reshape),
+    structural(
+        aten.alias.default,
+        aten.atleast_3d.default,
+        aten.cat.default,
+        aten.channel_shuffle.default,
+        aten.chunk.default,
+        aten.clone.default,
+        aten.contiguous.default,
+        aten.copy.default,
+        aten.detach.default,
+        aten.diagonal.default,
+        aten.dropout.default,
+        aten.embedding.default,
+        aten.expand.default,
+        aten.flatten.using_ints,
+        aten.flip.default,
+        aten.gather.default,
+        aten.hstack.default,
+        aten.im2col.default,
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten.index_select.default,
+        aten.meshgrid.indexing,
+        aten.permute.default,
+        aten.pixel_shuffle.default,
+        aten.pixel_unshuffle.default,
+        aten.repeat.default,
+        aten.repeat_interleave.self_int,
+        aten.roll.default,
+        aten.rot90.default,
+        aten.scatter.src,
+        aten.select.int,
+        aten.select_scatter.default,
+        aten.slice.Tensor,
+        aten.slice_scatter.default,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.stack.default,
+        aten.t.default,
+        aten.take_along_dim.default,
+        aten.tile.default,
+        aten.transpose.int,
+        aten.tril.default,
+        aten.triu.default,
+        aten.unbind.int,
+        aten.unfold.default,
+        aten.unsqueeze.default,
+        aten.upsample_nearest1d.vec,
+        aten.upsample_nearest2d.vec,
+        aten.upsample_nearest3d.vec,
+    ),
+    cast,
+    masked_fill,
+    where,
+    pad,
+    name="structural",
+)

@@ -1,0 +1,109 @@
+"""The shape of the package: which part may import which, and what must not be in it."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "varprop"
+FILES = sorted(PACKAGE.rglob("*.py"))
+PARTS = [path for path in FILES if path != PACKAGE / "__init__.py"]
+PICKLERS = {"pickle", "dill", "cloudpickle", "shelve", "joblib"}
+
+# Imports point one way: each part may use itself and the parts named here, nothing else.
+MAY_IMPORT = {
+    "errors": set(),
+    "moments": set(),
+    "ops": set(),
+    "posterior": {"errors", "moments"},
+    "rules": {"errors", "moments", "ops"},
+    "capture": {"errors", "moments", "ops", "rules"},
+    "propagate": {"errors", "moments", "ops", "rules", "capture", "posterior"},
+    "testing": {"errors", "moments", "ops", "rules"},
+}
+
+
+def name_of(path):
+    return str(path.relative_to(PACKAGE))
+
+
+def part_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            # `from varprop import rules` names the part among the imported names.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", PARTS, ids=name_of)
+def test_imports_point_one_way(path):
+    part = part_of(path)
+    assert part in MAY_IMPORT, f"{part} is new: say in MAY_IMPORT what it may import"
+    used = {name.split(".")[1] for name in imports(ast.parse(path.read_text())) if name.startswith("varprop.")}
+    assert used - {part} <= MAY_IMPORT[part]
+
+
+def test_the_package_only_re_exports():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    for node in tree.body[1:]:
+        assigned = isinstance(node, ast.Assign) and {"__all__", "__version__"} >= {ast.unparse(t) for t in node.targets}
+        assert isinstance(node, ast.Import | ast.ImportFrom) or assigned, f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_every_folder_is_a_package():
+    assert [name_of(path) for path in {file.parent for file in FILES} if not (path / "__init__.py").is_file()] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_are_small_and_named_after_a_field(path):
+    assert path.stem not in {"utils", "util", "base", "common", "helpers", "misc"}
+    assert len(path.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_is_unpickled(path):
+    tree = ast.parse(path.read_text())
+    assert not {name.split(".")[0] for name in imports(tree)} & PICKLERS
+    called = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not called & {"torch.load", "torch.export.load", "torch.jit.load", "torch.package.PackageImporter"}
+
+
+def test_importing_varprop_is_light():
+    """Optional packages stay out, and importing changes no global setting of torch."""
+    code = """
+import sys, torch
+before = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), torch.initial_seed()
+import varprop
+after = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), torch.initial_seed()
+assert before == after, (before, after)
+heavy = {"transformers", "sklearn", "scipy", "ivon", "timm", "torchvision", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_versions_agree():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    import varprop
+
+    assert getattr(varprop, "__version__", version) == version
+
+
+def test_constraints_pin_every_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0].lower() for line in lines if "==" in line}
+    assert {name.partition(">")[0].lower() for name in wanted} <= pinned
+    assert "torch==2.13.0" in lines
