@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from varprop.errors import RuleError
-from varprop.moments import Moments, is_random
+from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import CVP, Rule, RuleSet
-from varprop.rules.structural import mean_args
+
+CHUNK = 2**20
+"""Random numbers drawn at a time."""
 
 
 @dataclass(frozen=True)
@@ -39,80 +41,166 @@ def check_rule(
 ) -> list[Check]:
     """Compare a rule with Monte Carlo, in float64; raise ``AssertionError`` where they differ.
 
-    Each ``Moments`` among ``args`` (lists included) is drawn ``samples`` times from its Gaussian and put
-    through ``op``. The rule must lie within 5 standard errors of the samples, plus ``bias``, the relative
-    error its docstring admits: of the standard deviation for the mean, of the variance for the variance.
-    Returns one ``Check`` for every random tensor of the result.
+    Each ``Moments`` among the arguments is drawn ``samples`` times from its Gaussian and put through ``op``. The rule
+    must lie within 5 standard errors of the samples, plus ``bias``, the relative error its docstring admits: of the
+    standard deviation for the mean, of the variance for the variance. Where the rule returns a plain tensor, it must be
+    the op's own result at the mean. Returns one ``Check`` for every random result.
+
+    >>> import math, torch, varprop as vp
+    >>> exp2 = torch.ops.aten.exp2.default
+    >>> @vp.rule(exp2)
+    ... def exp2_moments(x):
+    ...     mean = torch.exp2(x.mean + 0.5 * math.log(2) * x.var)
+    ...     return vp.Moments(mean, torch.expm1(math.log(2) ** 2 * x.var) * mean**2)
+    >>> x = vp.Moments(mean=torch.linspace(-1, 1, 5), var=torch.full((5,), 0.1))
+    >>> [check] = vp.testing.check_rule(exp2, [x], rules=exp2_moments)
     """
     rules = RuleSet(rules) if isinstance(rules, Rule) else rules
     if op not in rules:
         raise RuleError(f"{rules} has no rule for {op}")
-    kwargs = kwargs or {}
-    args = _double(tuple(args))
-    predicted = _leaves(rules[op](*args, **kwargs))
-    generator = torch.Generator().manual_seed(seed)
-    draws: list[list[Tensor]] = []
-    for _ in range(samples):
-        draws.append(_leaves(op(*_sample(args, generator), **kwargs)))
-    plain = _leaves(op(*mean_args(args), **kwargs))
-    checks = []
-    for index, (prediction, reference) in enumerate(zip(predicted, plain, strict=True)):
-        if not is_random(prediction):
-            torch.testing.assert_close(prediction, reference, msg=f"{op}: an output without variance must be the op's own at the mean")
-            continue
-        checks.append(_compare(op, prediction, torch.stack([draw[index] for draw in draws]), bias))
-    return checks
+    call = _Call(op, _map(_double, tuple(args)), _map(_double, kwargs or {}))
+    if not call.random():
+        raise RuleError(f"{op}: no argument is a Moments, so there is nothing to check")
+    result = rules[op](*call.args, **call.kwargs)
+    if result is NotImplemented:
+        raise RuleError(f"{op}: the rule declines these arguments")
+    results, expected = _flat(result), _flat(call.run(mean_of))
+    if len(results) != len(expected):
+        raise AssertionError(f"{op}: the rule returns {len(results)} results, the op {len(expected)}")
+    for got, reference in zip(results, expected, strict=True):
+        _assert_form(op, got, reference)
+    random = [index for index, got in enumerate(results) if is_random(got)]
+    sampled = _moments(_sample(call, random, samples, seed)) if random else []
+    return [_compare(op, results[index], *moments, bias) for index, moments in zip(random, sampled, strict=True)]
 
 
-def _compare(op: Any, prediction: Moments, draws: Tensor, bias: float) -> Check:
-    if prediction.mean.shape != draws.shape[1:] or prediction.var.shape != draws.shape[1:]:
-        shapes = tuple(prediction.mean.shape), tuple(prediction.var.shape), tuple(draws.shape[1:])
-        raise AssertionError(f"{op}: mean {shapes[0]} and var {shapes[1]} must have the op's shape {shapes[2]}")
-    count = draws.shape[0]
-    mean, var = draws.mean(0), draws.var(0)
-    fourth = ((draws - mean) ** 4).mean(0)
-    check = Check(
-        prediction, Moments(mean, var), (var / count).sqrt(), ((fourth - var * var).clamp_min(0) / count).sqrt()
+# --- samples -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An op and its arguments, some of them random."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, value: Callable[[Moments], Tensor]) -> Any:
+        """The op's own result, with a value in the place of every random argument."""
+
+        def fill(leaf: Any) -> Any:
+            return value(leaf) if is_random(leaf) else leaf
+
+        return self.op(*_map(fill, self.args), **_map(fill, self.kwargs))
+
+    def random(self) -> list[Moments]:
+        found: list[Moments] = []
+        _map(lambda leaf: found.append(leaf) if is_random(leaf) else None, (self.args, self.kwargs))
+        return found
+
+
+def _sample(call: _Call, wanted: list[int], samples: int, seed: int) -> Iterator[list[Tensor]]:
+    """Samples of the wanted results, stacked, a chunk at a time."""
+
+    def one(*draws: Tensor) -> list[Tensor]:
+        values = iter(draws)
+        results = _flat(call.run(lambda _: next(values)))
+        return [results[index] for index in wanted]
+
+    def each(*draws: Tensor) -> list[Tensor]:
+        columns = zip(*(one(*row) for row in zip(*draws, strict=True)), strict=True)
+        return [torch.stack(column) for column in columns]
+
+    sources, generator = call.random(), torch.Generator().manual_seed(seed)
+    size = max(1, CHUNK // max(1, sum(source.mean.numel() for source in sources)))
+    batched: Callable[..., list[Tensor]] = torch.vmap(one)
+    for start in range(0, samples, size):
+        draws = [source.sample(min(size, samples - start), generator) for source in sources]
+        try:
+            yield batched(*draws)
+        except RuntimeError:  # vmap cannot batch this op; that the op itself runs has been seen at the mean
+            batched = each
+            yield batched(*draws)
+
+
+def _moments(chunks: Iterator[list[Tensor]]) -> list[tuple[Moments, Tensor, Tensor]]:
+    """Mean and variance of each result's samples, and the standard errors of the two."""
+    count, centres, powers = 0, [], []
+    for chunk in chunks:
+        if not count:  # powers about a point near the mean do not cancel
+            centres = [samples.double().mean(0) for samples in chunk]
+            powers = [torch.zeros(4, *centre.shape, dtype=torch.float64) for centre in centres]
+        count += len(chunk[0])
+        for samples, centre, sums in zip(chunk, centres, powers, strict=True):
+            deviation = samples.double() - centre
+            square = deviation * deviation
+            sums += torch.stack([p.sum(0) for p in (deviation, square, square * deviation, square * square)])
+    results = []
+    for centre, sums in zip(centres, powers, strict=True):
+        shift, second, third, fourth = sums / count
+        var = (second - shift * shift).clamp_min(0)
+        spread = fourth - 4 * shift * third + 6 * shift**2 * second - 3 * shift**4 - var * var
+        moments = Moments(centre + shift, var * count / (count - 1))
+        results.append((moments, (var / count).sqrt(), (spread.clamp_min(0) / count).sqrt()))
+    return results
+
+
+# --- comparison ----------------------------------------------------------------------------------
+
+
+def _assert_form(op: Any, got: Any, reference: Any) -> None:
+    """Shapes of a random result, values of one without variance; ``None`` stands for a result nobody uses."""
+    if is_random(got):
+        mean, var, shape = (tuple(part.shape) for part in (got.mean, got.var, reference))
+        if not mean == var == shape:
+            raise AssertionError(f"{op}: mean {mean} and variance {var} must have the shape {shape} of the op's result")
+    elif got is not None:
+        heading = f"{op}: a result without variance must be the op's own at the mean"
+        torch.testing.assert_close(got, reference, equal_nan=True, msg=lambda text: f"{heading}\n{text}")
+
+
+def _compare(
+    op: Any, predicted: Moments, sampled: Moments, mean_error: Tensor, var_error: Tensor, bias: float
+) -> Check:
+    # What rounding does to numbers as large as the largest entry: all by which an entry without variance may differ.
+    rounding = 1e3 * torch.finfo(predicted.mean.dtype).eps
+    scale = (sampled.mean.abs() + sampled.std).max() if sampled.mean.numel() else 0.0
+    mean_tolerance = 5 * mean_error + bias * sampled.std + rounding * scale
+    var_tolerance = 5 * var_error + bias * sampled.var + (rounding * scale) ** 2
+    _assert_within(f"{op}: mean", predicted.mean, sampled.mean, mean_tolerance, bias)
+    _assert_within(f"{op}: variance", predicted.var, sampled.var, var_tolerance, bias)
+    return Check(predicted, sampled, mean_error, var_error)
+
+
+def _assert_within(what: str, predicted: Tensor, sampled: Tensor, tolerance: Tensor, bias: float) -> None:
+    distance = (predicted - sampled).abs()
+    off = torch.where(distance <= tolerance, 0.0, distance / tolerance).nan_to_num(nan=torch.inf)
+    if not bool(off.any()):
+        return
+    worst = int(off.argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), off.shape))
+    got, expected, allowed, excess = (float(part.flatten()[worst]) for part in (predicted, sampled, tolerance, off))
+    raise AssertionError(
+        f"{what} is {got:.6g} at {place}, but {expected:.6g} ± {allowed:.2g} in samples (5 standard errors"
+        f"{f' and a bias of {bias:g}' if bias else ''}): {excess:.1f} times the tolerance; "
+        f"{int(off.count_nonzero())} of {off.numel()} entries are off"
     )
-    # Rounding noise of the sums themselves, for outputs that do not vary at all.
-    noise = 1e-10 * (1 + mean.abs())
-    _assert_within(op, "mean", prediction.mean, mean, 5 * check.mean_error + bias * var.sqrt() + noise)
-    _assert_within(op, "variance", prediction.var, var, 5 * check.var_error + bias * var + noise * noise)
-    return check
 
 
-def _assert_within(op: Any, what: str, predicted: Tensor, sampled: Tensor, tolerance: Tensor) -> None:
-    excess = ((predicted - sampled).abs() / tolerance).flatten()
-    if excess.numel() and not bool((excess <= 1).all()):
-        worst = int(excess.nan_to_num(nan=float("inf")).argmax())
-        values = [float(t.flatten()[worst]) for t in (predicted, sampled, tolerance)]
-        raise AssertionError(
-            f"{op}: {what} {values[0]:.6g} predicted, {values[1]:.6g} sampled, which is {float(excess[worst]):.1f} times "
-            f"the tolerance of {values[2]:.2g} (entry {worst} of {excess.numel()})"
-        )
-
-
-def _double(value: Any) -> Any:
-    return _map(lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, value)
-
-
-def _sample(value: Any, generator: torch.Generator) -> Any:
-    if is_random(value):
-        return value.mean + value.std * torch.randn(value.shape, generator=generator, dtype=value.mean.dtype)
-    if isinstance(value, list | tuple):
-        return type(value)(_sample(item, generator) for item in value)
-    return value
+# --- arguments -----------------------------------------------------------------------------------
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    if is_random(value):
-        return Moments(*map(function, value))
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not is_random(value):
         return type(value)(_map(function, item) for item in value)
-    return function(value)
+    return {k: _map(function, v) for k, v in value.items()} if isinstance(value, dict) else function(value)
 
 
-def _leaves(value: Any) -> list[Any]:
-    if is_random(value) or isinstance(value, Tensor):
-        return [value]
-    return [leaf for item in value for leaf in _leaves(item) if leaf is not None] if isinstance(value, list | tuple) else []
+def _double(leaf: Any) -> Any:
+    if is_random(leaf):
+        return Moments(leaf.mean.double(), leaf.var.double())
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _flat(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, list | tuple) and not is_random(result) else [result]

@@ -99,7 +99,7 @@ def export(
     Raises whatever ``torch.export`` raises: see ``capture_error`` for what to make of it.
     """
     call = _Call(model, parameters, buffers, structure, output)
-    with quiet(), _marked(model):
+    with _marked(model):
         program = torch.export.export(call, tuple(examples), strict=False, dynamic_shapes=(dynamic_shapes(free),))
         program = program.run_decompositions({})
     captured = _read(program)
@@ -129,7 +129,7 @@ def capture_error(model: nn.Module, structure: Structure, leaves: list[Tensor], 
     try:
         with torch.no_grad():
             Binder(model.forward).call(model, unnamed, named)
-    except Exception as own:
+    except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
         integers = [i for i, leaf in enumerate(leaves) if not leaf.is_floating_point()]
         hint = f" Input {integers[0]} is {leaves[integers[0]].dtype}: does it need .float()?" if integers else ""
         return InputError(f"{name} itself fails on these inputs: {own}.{hint}")
@@ -154,7 +154,9 @@ def module_class(node: fx.Node) -> str:
 
 def source_line(node: fx.Node) -> str:
     """``file.py:88`` of the innermost frame outside torch."""
-    frames = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    frames = [
+        line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")
+    ]
     for frame in reversed(frames):
         path, _, rest = frame.removeprefix('File "').partition('", line ')
         if "/torch/" not in path:
@@ -221,7 +223,9 @@ def _read(program: torch.export.ExportedProgram) -> Captured:
             captured.buffers[node] = spec.target.removeprefix("buffers_.")
         elif spec.kind in named:  # the model's own tensor: replaced by the registry's, so nothing may use it
             if node.users:
-                raise CaptureError(f"the model reads {spec.target} in a way that torch.func.functional_call cannot replace")
+                raise CaptureError(
+                    f"the model reads {spec.target} in a way that torch.func.functional_call cannot replace"
+                )
         else:
             tensor = program.constants[spec.target]
             captured.constants[node] = _constant_name(tensor)
@@ -254,7 +258,7 @@ def size_ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int, f
 
 
 def strip_assertions(graph: fx.Graph) -> None:
-    """Remove checks of baked metadata, which would fail after ``.to()`` or at batch size 1; dead code goes with them."""
+    """Remove checks of baked metadata, which would fail at batch size 1, and with them all dead code."""
     names = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "_guards_fn")
     for node in list(graph.nodes):
         if any(name in str(node.target) for name in names) and not node.users:
@@ -273,10 +277,12 @@ def _refuse_training(captured: Captured, program: torch.export.ExportedProgram) 
     for node in captured.ops():
         if _draws(node) or ("batch_norm" in str(node.target) and "no_training" not in str(node.target)):
             raise TrainingModeError(
-                f"{node.target} at {module_path(node) or 'the top level'} ({source_line(node)}) draws random numbers or "
-                "uses batch statistics: call model.eval() first"
+                f"{node.target} at {module_path(node) or 'the top level'} ({source_line(node)}) draws random numbers "
+                "or uses batch statistics: call model.eval() first"
             )
     written = list(program.graph_signature.buffers_to_mutate.values())
     if written:
         names = ", ".join(name.removeprefix("buffers_.") for name in written)
-        raise CaptureError(f"forward writes to buffers ({names}), which a pure graph cannot do: call model.eval() or detach that part")
+        raise CaptureError(
+            f"forward writes to buffers ({names}), which a pure graph cannot do: call model.eval() or detach that part"
+        )

@@ -32,7 +32,11 @@ def _fields(result: Any) -> dict[Any, Any]:
     if isinstance(result, list | tuple):
         names = getattr(result, "_fields", range(len(result)))
         return {key: value for key, value in zip(names, result, strict=True) if isinstance(value, Tensor)}
-    return {key: value for key, value in vars(result).items() if isinstance(value, Tensor)} if hasattr(result, "__dict__") else {}
+    return (
+        {key: value for key, value in vars(result).items() if isinstance(value, Tensor)}
+        if hasattr(result, "__dict__")
+        else {}
+    )
 
 
 def _named(result: Any, output: str | int) -> Tensor:

@@ -22,6 +22,9 @@ class Registry(nn.Module):
         else:
             owner.register_buffer(leaf, tensor, persistent=persistent)
 
+    def __repr__(self) -> str:
+        return f"Registry({len(self.tensors())} tensors)"
+
     def __getitem__(self, path: str) -> Tensor:
         *parents, leaf = path.split(".")
         owner: nn.Module = self

@@ -18,7 +18,13 @@ from varprop.rules.derivative import AFFINE, DERIVATIVES
 
 aten = torch.ops.aten
 
-TRANSPARENT = {aten.clone.default, aten._to_copy.default, aten.alias.default, aten.detach.default, aten.contiguous.default}
+TRANSPARENT = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.contiguous.default,
+}
 
 
 def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
@@ -85,30 +91,50 @@ def _match_rms(node: fx.Node) -> tuple[fx.Node, list[int], Any] | None:
 
 def _mean_square_dims(statistic: Any, x: fx.Node) -> list[int] | None:
     """The dims over which ``statistic`` is the mean square of ``x``, if it is that."""
-    mean = _see_through(statistic)
-    if not isinstance(mean, fx.Node) or mean.target is not aten.mean.dim or not _keepdim(mean):
+    node = _see_through(statistic)
+    if not isinstance(node, fx.Node):
         return None
-    square = _see_through(mean.args[0])
+    if node.target in (aten.var.dim, aten.var.correction):
+        dims = _population_variance_dims(node)
+        centred = _match_centred(x, dims) if dims is not None else None
+        return dims if centred is not None and _see_through(centred) is _see_through(node.args[0]) else None
+    if node.target is not aten.mean.dim or not _keepdim(node, 2):
+        return None
+    square = _see_through(node.args[0])
     same = lambda value: _see_through(value) is _see_through(x)  # noqa: E731
     is_square = isinstance(square, fx.Node) and (
         (square.target is aten.pow.Tensor_Scalar and square.args[1] == 2 and same(square.args[0]))
         or (square.target is aten.mul.Tensor and same(square.args[0]) and same(square.args[1]))
+        or (square.target is aten.square.default and same(square.args[0]))
     )
-    return list(mean.args[1]) if is_square else None  # type: ignore[arg-type]
+    return list(node.args[1]) if is_square else None  # type: ignore[arg-type]
 
 
-def _match_centred(x: fx.Node, dims: list[int]) -> fx.Node | None:
+def _population_variance_dims(node: fx.Node) -> list[int] | None:
+    """The dims of a variance that divides by n and keeps them."""
+    if node.target is aten.var.dim:
+        divides_by_n = bool(len(node.args) > 2 and not node.args[2])
+        keeps = _keepdim(node, 3)
+    else:
+        divides_by_n = bool(node.kwargs.get("correction") == 0)
+        keeps = bool(node.kwargs.get("keepdim", False))
+    return list(node.args[1]) if divides_by_n and keeps else None  # type: ignore[arg-type]
+
+
+def _match_centred(x: fx.Node, dims: list[int]) -> Any:
     """The x of ``x − mean(x)`` over the same dims."""
     sub = _see_through(x)
     if not isinstance(sub, fx.Node) or sub.target is not aten.sub.Tensor:
         return None
     mean = _see_through(sub.args[1])
-    matches = isinstance(mean, fx.Node) and mean.target is aten.mean.dim and _keepdim(mean) and list(mean.args[1]) == dims  # type: ignore[arg-type]
-    return sub.args[0] if matches and _see_through(mean.args[0]) is _see_through(sub.args[0]) else None  # type: ignore[return-value,union-attr]
+    if not isinstance(mean, fx.Node) or mean.target is not aten.mean.dim or not _keepdim(mean, 2):
+        return None
+    same = list(mean.args[1]) == dims and _see_through(mean.args[0]) is _see_through(sub.args[0])  # type: ignore[arg-type]
+    return sub.args[0] if same else None
 
 
-def _keepdim(mean: fx.Node) -> bool:
-    return bool(mean.args[2] if len(mean.args) > 2 else mean.kwargs.get("keepdim", False))
+def _keepdim(node: fx.Node, position: int) -> bool:
+    return bool(node.args[position] if len(node.args) > position else node.kwargs.get("keepdim", False))
 
 
 def _argument(node: Any, target: Any) -> fx.Node | None:
@@ -132,7 +158,12 @@ def _residual_linear(captured: Captured, reached: set[fx.Node]) -> None:
             continue
         for x, branch in (node.args[:2], node.args[1::-1]):
             inner = _see_through(branch)
-            if isinstance(inner, fx.Node) and inner.target is aten.linear.default and inner.args[0] is x and x in reached:
+            if (
+                isinstance(inner, fx.Node)
+                and inner.target is aten.linear.default
+                and inner.args[0] is x
+                and x in reached
+            ):
                 _replace(captured, node, ops.residual_linear, inner.args)
                 break
 
@@ -184,7 +215,8 @@ def _body(node: fx.Node, source: dict[fx.Node, fx.Node]) -> list[fx.Node]:
 def _is_worth_it(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
     body = [n for n in _body(node, source) if n.target not in TRANSPARENT]
     meets_itself = any(
-        sum(_see_through(arg) is source[node] or arg in source for arg in n.args if isinstance(arg, fx.Node)) > 1 for n in body
+        sum(_see_through(arg) is source[node] or arg in source for arg in n.args if isinstance(arg, fx.Node)) > 1
+        for n in body
     )
     return meets_itself or sum(not _is_affine(n, source) for n in body) > 1
 

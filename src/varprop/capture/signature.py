@@ -21,7 +21,7 @@ CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class Binder:
-    """Brings positional and keyword arguments of ``forward`` to one form, so that ``f(x)`` and ``f(x=x)`` are one call."""
+    """Brings the arguments of ``forward`` to one form, so that ``f(x)`` and ``f(x=x)`` are one call."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         parameters = inspect.signature(forward).parameters.values()
@@ -59,7 +59,9 @@ def flatten(value: Any, leaves: list[Tensor], where: str = "") -> Structure:
         kind = "list" if isinstance(value, list) else "tuple"
         return (kind, tuple(flatten(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)))
     if isinstance(value, Mapping):
-        items = tuple((key, flatten(item, leaves, f"{where}.{key}" if where else str(key))) for key, item in value.items())
+        items = tuple(
+            (key, flatten(item, leaves, f"{where}.{key}" if where else str(key))) for key, item in value.items()
+        )
         return ("dict", items)
     if isinstance(value, CONSTANTS):
         return ("constant", type(value), value)
@@ -132,7 +134,10 @@ class Signature:
         return Signature(self.structure, dtypes, self.sizes, self.ranges)
 
     def describe(self) -> str:
-        shapes = [f"{str(t).removeprefix('torch.')}[{', '.join(map(str, s))}]" for t, s in zip(self.dtypes, self.sizes, strict=True)]
+        shapes = [
+            f"{str(t).removeprefix('torch.')}[{', '.join(map(str, s))}]"
+            for t, s in zip(self.dtypes, self.sizes, strict=True)
+        ]
         return ", ".join(shapes)
 
 
@@ -155,7 +160,10 @@ def free_dims(leaves: list[Tensor]) -> list[list[bool]]:
 
 def example(leaves: list[Tensor], free: list[list[bool]], device: torch.device) -> list[Tensor]:
     """Stand-ins for the leaves: only their shapes matter, and a size of 1 would be baked in, so it is doubled."""
-    shapes = [[2 if f and n == 1 else n for n, f in zip(leaf.shape, dims, strict=True)] for leaf, dims in zip(leaves, free, strict=True)]
+    shapes = [
+        [2 if f and n == 1 else n for n, f in zip(leaf.shape, dims, strict=True)]
+        for leaf, dims in zip(leaves, free, strict=True)
+    ]
     return [torch.zeros(shape, dtype=leaf.dtype, device=device) for shape, leaf in zip(shapes, leaves, strict=True)]
 
 
@@ -166,7 +174,9 @@ def dynamic_shapes(free: list[list[bool]]) -> tuple[dict[int, Any], ...]:
 def _check_moments(value: Moments, where: str) -> None:
     mean, var = value
     if not (isinstance(mean, Tensor) and isinstance(var, Tensor)):
-        raise InputError(f"argument {where}: Moments take two tensors, not {type(mean).__name__} and {type(var).__name__}")
+        raise InputError(
+            f"argument {where}: Moments take two tensors, not {type(mean).__name__} and {type(var).__name__}"
+        )
     if not mean.is_floating_point() or not var.is_floating_point():
         raise InputError(f"argument {where}: Moments need floats, not {mean.dtype} and {var.dtype}")
     if mean.shape != var.shape:

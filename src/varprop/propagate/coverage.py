@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from varprop.capture.export import Captured, Output, module_class, module_path, source_line
 from varprop.capture.signature import random_leaves
 from varprop.posterior import Posterior
-from varprop.propagate.lift import Applied, random_sources
 from varprop.propagate.network import MomentNet
+from varprop.propagate.walk import Applied, random_sources
 from varprop.rules import CVP, RuleSet
 from varprop.rules.structural import STRUCTURAL
 
@@ -28,7 +29,7 @@ class Row:
     rule: str
     """Name of the rule; empty where no variance reaches the op or no rule exists."""
     variance: str
-    """``none`` reaches it, it ``starts`` here, ``flows`` through, ``stops`` here, or is ``unused`` by all that follows."""
+    """``none`` reaches it, it ``starts`` here, ``flows`` through, ``stops`` here, or is ``unused`` further on."""
     exactness: str
     """``exact``, ``approximate``, ``missing``, or empty where no variance reaches the op or none is asked for."""
     note: str
@@ -61,7 +62,8 @@ class Coverage:
     def __str__(self) -> str:
         header = ("op", "module", "rule", "variance", "exactness", "note")
         table = [
-            (row.op, row.path or f"({row.module})", row.rule, row.variance, row.exactness, row.note) for row in self.rows
+            (row.op, row.path or f"({row.module})", row.rule, row.variance, row.exactness, row.note)
+            for row in self.rows
         ]
         widths = [max(len(line[i]) for line in (header, *table)) for i in range(len(header) - 1)]
         lines = [
@@ -82,15 +84,23 @@ def coverage(
     random = [path for path in captured.parameters.values() if path in net.var]
     starts = random_sources(captured, random, random_leaves(structure))
     shared = _shared_sources(captured, lifted.applied, starts)
-    rows = tuple(_row(entry, set(starts), shared) for entry in lifted.applied)
+    rows = tuple(_row(entry, set(starts), shared) for entry in lifted.applied if _computes(entry.node))
     return Coverage(type(model).__name__, rules.name, rows)
+
+
+def _computes(node: fx.Node) -> bool:
+    """Ops on tensors; arithmetic on sizes is left out."""
+    value = node.meta.get("val")
+    return not isinstance(value, int | torch.SymInt)
 
 
 def _row(entry: Applied, starts: set[fx.Node], shared: set[fx.Node]) -> Row:
     node, rule = entry.node, entry.rule
     exactness, note = _judge(entry, node in shared)
     return Row(
-        op=getattr(node.target, "__name__", str(node.target)) if not hasattr(node.target, "_schema") else str(node.target),
+        op=getattr(node.target, "__name__", str(node.target))
+        if not hasattr(node.target, "_schema")
+        else str(node.target),
         path=module_path(node),
         module=module_class(node),
         line=source_line(node),

@@ -25,9 +25,9 @@ def fold(graph: fx.Graph, tensors: dict[str, Tensor], folded: Registry) -> None:
     for node in list(graph.nodes):
         if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
             continue
-        base = node
+        base: Any = node
         while base.op == "call_function" and _is_view(base):
-            base = base.args[0]  # type: ignore[assignment]
+            base = base.args[0]
         if base.op == "get_attr":
             continue
         if names[base] not in folded:
@@ -59,9 +59,9 @@ def _constants(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _is_view(node: fx.Node) -> bool:
+def _is_view(node: Any) -> bool:
     schema = getattr(node.target, "_schema", None)
-    returns = schema.returns if schema is not None else ()
+    returns: Any = schema.returns if schema is not None else ()
     return bool(returns) and returns[0].alias_info is not None and isinstance(node.args[0], fx.Node)
 
 
@@ -80,12 +80,14 @@ def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
 
     for node in graph.nodes:
         if node in constant:
-            text = node.target if node.op == "get_attr" else f"{node.target}{describe(node.args)}{describe(node.kwargs)}"
+            text = (
+                node.target if node.op == "get_attr" else f"{node.target}{describe(node.args)}{describe(node.kwargs)}"
+            )
             names[node] = f"f{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return names
 
 
-def _evaluate(node: fx.Node, tensors: dict[str, Tensor], known: dict[fx.Node, Any]) -> Any:
+def _evaluate(node: Any, tensors: dict[str, Tensor], known: dict[fx.Node, Any]) -> Any:
     if node.op == "get_attr":
         return tensors[node.target]
     if node not in known:
@@ -96,9 +98,10 @@ def _evaluate(node: fx.Node, tensors: dict[str, Tensor], known: dict[fx.Node, An
     return known[node]
 
 
-def _input_size(node: fx.Node, tensors: dict[str, Tensor]) -> int:
+def _input_size(node: Any, tensors: dict[str, Tensor]) -> int:
     """Entries of all the tensors a value is computed from."""
-    pending, seen = [node], set()
+    pending: list[Any] = [node]
+    seen: set[Any] = set()
     while pending:
         current = pending.pop()
         if current not in seen:

@@ -11,26 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from varprop.capture.export import Captured, Output, capture_error, export
-from varprop.capture.regroup import regroup
+from varprop.capture.export import Captured, Output, capture_error, export, quiet
 from varprop.capture.registry import Registry
+from varprop.capture.regroup import regroup
 from varprop.capture.signature import Binder, Signature, Structure, example, flatten, free_dims, random_leaves
 from varprop.errors import DeviceMismatchError, PrecisionError, RuleError, TrainingModeError, VarpropError
 from varprop.moments import Moments, is_random
 from varprop.posterior import Posterior
 from varprop.propagate.fold import fold
-from varprop.propagate.lift import (
-    OUTPUT,
-    Applied,
-    Lifted,
-    Tensors,
-    Walk,
-    lift,
-    random_sources,
-    require_rules,
-    scale_path,
-    scale_points,
-)
+from varprop.propagate.lift import Lifted, lift, require_rules
+from varprop.propagate.walk import OUTPUT, Applied, Tensors, Walk, random_sources, scale_path, scale_points
 from varprop.rules import CVP, RuleSet
 
 
@@ -47,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trace(Mapping[str, Moments | Tensor]):
-    """What flows through a network: ``trace[path]`` is what the module at ``path`` returns, ``trace.inputs[path]`` what it gets.
+    """What flows through a network: ``trace[path]`` is what a module returns, ``trace.inputs[path]`` what it gets.
 
     Values are ``Moments`` where variance flows and plain tensors where none does. A module called
     again appears as ``path#2``; the whole model is ``""``.
@@ -90,6 +80,7 @@ class MomentNet(nn.Module):
         self._binder = Binder(model.forward)
         self._plans: list[Plan] = []
         self._scale_names: list[str] = []
+        self.register_load_state_dict_post_hook(_refold)
 
     # --- calling -------------------------------------------------------------------------------------
 
@@ -116,6 +107,11 @@ class MomentNet(nn.Module):
         )
         return Trace(outputs, inputs)
 
+    def __repr__(self) -> str:
+        weights = sum(tensor.numel() for _, tensor in self.var.items())
+        name = type(self._model[0]).__name__
+        return f"MomentNet({name}, rules={self.rules.name}, {weights:,} random weights, {len(self._plans)} graphs)"
+
     @property
     def scales(self) -> dict[str, float]:
         """α of every scale point captured so far, by module path; ``(output)`` is the one on the output."""
@@ -128,11 +124,12 @@ class MomentNet(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.mean.items()))[1].device
+        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(tensor.dtype for _, tensor in self.mean.items() if tensor.is_floating_point())
+        floats = (tensor.dtype for _, tensor in self.mean.items() if tensor.is_floating_point())
+        return next(floats, torch.get_default_dtype())
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Structure, list[Tensor]]:
         """The structure of a call and its tensors, checked."""
@@ -142,7 +139,7 @@ class MomentNet(nn.Module):
         for leaf in leaves:
             if leaf.device != self.device:
                 raise DeviceMismatchError(
-                    f"an input is on {leaf.device}, the network on {self.device}: move one with .to({str(self.device)!r})"
+                    f"an input is on {leaf.device}, the network on {self.device}: move one of them with .to()"
                 )
         return structure, leaves
 
@@ -166,7 +163,8 @@ class MomentNet(nn.Module):
             if scale_path(name) not in self.scale:
                 self.scale.set(scale_path(name), scales[scale_path(name)])
                 self._scale_names.append(name)
-        fold(lifted.graph, dict((*self.named_buffers(), *self.named_parameters())), self.folded)
+        with quiet():
+            fold(lifted.graph, dict((*self.named_buffers(), *self.named_parameters())), self.folded)
         shapes = [tuple(leaf.shape) for leaf in leaves]
         plan = Plan(lifted.signature, captured, lifted.applied, self._assemble(lifted.graph), shapes)
         self._plans.append(plan)
@@ -178,15 +176,21 @@ class MomentNet(nn.Module):
         inputs = _graph_inputs(structure, leaves)
         free = free_dims(inputs)
         try:
-            try:
-                return self._lift(structure, inputs, free)
-            except Exception as error:
-                if isinstance(error, VarpropError) and not isinstance(error, RuleError):
-                    raise
-                # Not every model exports with free sizes: then each set of sizes gets a graph of its own.
-                return self._lift(structure, inputs, [[False] * len(dims) for dims in free])
+            with quiet():
+                return self._lift_freely(structure, inputs, free)
         except Exception as error:
             raise capture_error(self._model[0], structure, inputs, error) from error
+
+    def _lift_freely(
+        self, structure: Structure, inputs: list[Tensor], free: list[list[bool]]
+    ) -> tuple[Captured, Lifted, Registry]:
+        try:
+            return self._lift(structure, inputs, free)
+        except Exception as error:
+            if isinstance(error, VarpropError) and not isinstance(error, RuleError):
+                raise
+            # Not every model exports with free sizes: then each set of sizes gets a graph of its own.
+            return self._lift(structure, inputs, [[False] * len(dims) for dims in free])
 
     def _lift(
         self, structure: Structure, inputs: list[Tensor], free: list[list[bool]]
@@ -200,7 +204,7 @@ class MomentNet(nn.Module):
         names = [*scale_points(captured, self.rules, self.var, random).names.values(), OUTPUT]
         tensors = self._tensors()
         tensors.scale = _with_scales(self.scale, names, self.dtype, self.device)
-        return captured, lift(captured, structure, self.rules, tensors, examples), tensors.scale
+        return captured, lift(captured, structure, self.rules, tensors, examples, self.device), tensors.scale
 
     def _tensors(self) -> Tensors:
         return Tensors(self.mean, self.var, self.buffer, self.scale, self.constant)
@@ -239,6 +243,7 @@ class MomentNet(nn.Module):
         """A network of its own tensors. Graphs refer to tensors by name, so they are copied and attached anew."""
         new = self.__class__.__new__(self.__class__)
         nn.Module.__init__(new)
+        new.register_load_state_dict_post_hook(_refold)
         for name in ("mean", "var", "buffer", "scale", "constant", "folded"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         new.rules, new.output, new._model, new._binder = self.rules, self.output, self._model, self._binder
@@ -261,6 +266,11 @@ def propagate(model: nn.Module, posterior: Posterior, rules: RuleSet = CVP, *, o
     return MomentNet(model, posterior, rules, output)
 
 
+def _refold(net: MomentNet, _: Any) -> None:
+    """Loaded weights make everything folded from the old ones stale."""
+    net._recapture(net.dtype)
+
+
 def _graph_inputs(structure: Structure, leaves: list[Tensor]) -> list[Tensor]:
     """The leaves the model sees: of moments, the mean."""
     remaining = iter(leaves)
@@ -277,7 +287,7 @@ def _with_scales(existing: Registry, names: list[str], dtype: torch.dtype, devic
     scales = Registry()
     for path in map(scale_path, names):
         fresh = nn.Parameter(torch.zeros((), dtype=dtype, device=device), requires_grad=False)
-        scales.set(path, existing[path] if path in existing else fresh)
+        scales.set(path, existing[path] if path in existing else fresh)  # noqa: SIM401 (a registry has no get)
     return scales
 
 
@@ -286,7 +296,7 @@ def _refuse_training(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if module.training and isinstance(module, kinds) and getattr(module, "p", 1) > 0:
             raise TrainingModeError(
-                f"{path or type(module).__name__} ({type(module).__name__}) is in training mode: call model.eval() first"
+                f"{path or 'the model'} ({type(module).__name__}) is in training mode: call model.eval() first"
             )
 
 

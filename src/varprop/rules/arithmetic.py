@@ -19,14 +19,19 @@ def moments(mean: Tensor, var: Tensor) -> Moments:
     return Moments(mean, var if var.shape == mean.shape else var.expand_as(mean))
 
 
+def as_moments(x: Any) -> Moments:
+    """A constant is random with no variance."""
+    return x if is_random(x) else Moments(x, torch.zeros_like(x))
+
+
 def second_moment(x: Any) -> Any:
     """E[x²]. Folded once where x is a weight."""
     return x.mean * x.mean + x.var if is_random(x) else x * x
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def add(x: Any, y: Any, *, alpha: float = 1) -> Any:
-    """y = x + αy. Variances add: αx² Σx + αy² Σy.
+def add(x: Any, y: Any, alpha: float = 1) -> Any:
+    """y = x + αy. Variances add: Σ = Σx + α² Σy.
 
     Exact. (For independent operands; coverage says where they share a source.)
     """
@@ -38,7 +43,7 @@ def add(x: Any, y: Any, *, alpha: float = 1) -> Any:
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
-def subtract(x: Any, y: Any, *, alpha: float = 1) -> Any:
+def subtract(x: Any, y: Any, alpha: float = 1) -> Any:
     """y = x − αy. Exact. (For independent operands; coverage says where they share a source.)"""
     return add(x, y, alpha=-alpha)
 
@@ -78,7 +83,10 @@ def multiply(x: Any, y: Any) -> Any:
 
 @rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def divide(x: Any, y: Any) -> Any:
-    """y = x/y. A constant divisor is a factor; Approximation: a random one is linearised, Σ = (Σx + (μx/μy)² Σy)/μy²."""
+    """y = x/y: a constant divisor is a factor. Σ = (Σx + (μx/μy)² Σy)/μy²
+
+    Approximation: a random divisor is linearised, error O(Σy/μy²).
+    """
     if not is_random(y):
         return Moments(x.mean / y, x.var / (y * y))
     ratio = mean_of(x) / y.mean
@@ -101,4 +109,4 @@ def interpolate_linearly(x: Any, y: Any, weight: float) -> Any:
 ARITHMETIC: RuleSet = RuleSet(
     add, subtract, reverse_subtract, negate, multiply, divide, add_product, interpolate_linearly, name="arithmetic"
 )
-__all__ = ["ARITHMETIC", "Rule", "add", "bilinear", "moments", "multiply", "second_moment"]
+__all__ = ["ARITHMETIC", "Rule", "add", "as_moments", "bilinear", "moments", "multiply", "second_moment"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.ruleset import RuleSet, rule
+from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
@@ -58,18 +58,24 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return aten._safe_softmax.default(masked, -1)
 
 
-@rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
-def softmax(x: Moments, dim: int, *args: Any, **kwargs: Any) -> Tensor:
-    """softmax(μ). Approximation: the variance is dropped, as for every attention map (paper, eq. method_attention_map)."""
-    kwargs = {k: v for k, v in kwargs.items() if k == "dtype"} or ({"dtype": args[0]} if args and args[0] else {})
-    if kwargs.get("dtype") in (True, False):
-        kwargs = {}
-    return x.mean.softmax(dim, **kwargs)
+def _softmax_rule(op: Op) -> Rule:
+    @rule(op)
+    def softmax(x: Moments, *args: Any, **kwargs: Any) -> Tensor:
+        """softmax(μ).
+
+        Approximation: the variance is dropped, as for every attention map (paper, eq. method_attention_map).
+        """
+        return op(x.mean, *args, **kwargs)
+
+    return softmax
 
 
 @rule(aten.log_softmax.int)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
-    """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j. Approximation: linearised at the mean."""
+    """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j.
+
+    Approximation: linearised at the mean.
+    """
     mean = x.mean.log_softmax(dim, dtype=dtype)
     p, v = mean.exp(), x.var.to(mean.dtype)
     # (1 − p)² v + the rest of the sum keeps every term ≥ 0.
@@ -85,4 +91,10 @@ def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
     return Moments(x.mean.logsumexp(dim, keepdim=keepdim), var)
 
 
-ATTENTION = RuleSet(attention, softmax, log_softmax, logsumexp, name="attention")
+ATTENTION = RuleSet(
+    attention,
+    *map(_softmax_rule, (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)),
+    log_softmax,
+    logsumexp,
+    name="attention",
+)

@@ -72,21 +72,21 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-def _product(x: Any, y: Any, dx: Any, dy: Any) -> Any:
+def _product(dx: Any, dy: Any, x: Any, y: Any) -> Any:
     return dx * y + x * dy
 
 
-def _quotient(x: Any, y: Any, dx: Any, dy: Any) -> Any:
+def _quotient(dx: Any, dy: Any, x: Any, y: Any) -> Any:
     return dx / y - x * dy / (y * y)
 
 
-# d f(x, y) given dx and dy.
+# d f(x, y) given dx and dy, with the op's own arguments.
 BINARY: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: lambda x, y, dx, dy, alpha=1: dx + alpha * dy,
-    aten.add.Scalar: lambda x, y, dx, dy, alpha=1: dx,
-    aten.sub.Tensor: lambda x, y, dx, dy, alpha=1: dx - alpha * dy,
-    aten.sub.Scalar: lambda x, y, dx, dy, alpha=1: dx,
-    aten.rsub.Scalar: lambda x, y, dx, dy, alpha=1: -alpha * dx,
+    aten.add.Tensor: lambda dx, dy, x, y, alpha=1: dx + alpha * dy,
+    aten.add.Scalar: lambda dx, dy, x, y, alpha=1: dx,
+    aten.sub.Tensor: lambda dx, dy, x, y, alpha=1: dx - alpha * dy,
+    aten.sub.Scalar: lambda dx, dy, x, y, alpha=1: dx,
+    aten.rsub.Scalar: lambda dx, dy, x, y, alpha=1: -alpha * dx,
     aten.mul.Tensor: _product,
     aten.mul.Scalar: _product,
     aten.div.Tensor: _quotient,
@@ -133,5 +133,5 @@ def differentiate(body: fx.GraphModule, x: Tensor, *constants: Tensor) -> tuple[
             if node.target in UNARY:
                 slopes[node] = UNARY[node.target](*args, **node.kwargs) * tangents[0]
             else:
-                slopes[node] = BINARY[node.target](*args, *tangents, **node.kwargs)
+                slopes[node] = BINARY[node.target](*tangents[:2], *args, **node.kwargs)
     return values[result], slopes[result]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.arithmetic import add, bilinear, moments, multiply, second_moment
+from varprop.rules.arithmetic import add, as_moments, bilinear, moments, multiply, second_moment
 from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ def _convolution(op: Callable[..., Tensor]) -> Rule:
         """y = W ∗ x + b: the linear layer's rule, with shared weights treated as in the paper. Exact."""
         if bias is None or not is_random(bias) or is_random(x) or is_random(weight):
             return affine(lambda x, w, b: op(x, w, b, *args, **kwargs), x, weight, bias)
-        channels = (-1, *[1] * (x.ndim - 2))
+        channels = (-1, *[1] * (weight.ndim - 2))
         shaped = Moments(bias.mean.reshape(channels), bias.var.reshape(channels))
         return add(op(x, weight, None, *args, **kwargs), shaped)
 
@@ -56,7 +56,10 @@ def _convolution(op: Callable[..., Tensor]) -> Rule:
 def _bilinear(op: Callable[..., Tensor]) -> Rule:
     @rule(op)
     def product(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
-        """Σ_k x_k y_k: Σ = op(Σx, E[y²]) + op(μx², Σy). Exact. (For independent operands; coverage says where they share a source.)"""
+        """Σ_k x_k y_k: Σ = op(Σx, E[y²]) + op(μx², Σy).
+
+        Exact. (For independent operands; coverage says where they share a source.)
+        """
         return bilinear(lambda x, y: op(x, y, *args, **kwargs), x, y)
 
     return product
@@ -64,21 +67,47 @@ def _bilinear(op: Callable[..., Tensor]) -> Rule:
 
 @rule(aten.bilinear.default)
 def bilinear_layer(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
-    """y_k = xᵀ W_k y + b_k, as two products. Exact. (For independent operands; coverage says where they share a source.)"""
-    rows = bilinear(lambda x, w: torch.einsum("...i,kij->...kj", x, w), x, weight)
-    summed = bilinear(lambda r, y: torch.einsum("...kj,...j->...k", r, y), rows, y)
+    """y_k = xᵀ W_k y + b_k: Σ = E[x²]ᵀ Σ_W E[y²] + Σxᵀ μ_W² Σy + Σxᵀ (μ_W μy)² + (μxᵀ μ_W)² Σy + Σ_b.
+
+    Exact. (For independent operands; coverage says where they share a source.)
+    """
+    x, y, weight = map(as_moments, (x, y, weight))
+
+    def form(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+        return torch.einsum("...i,kij,...j->...k", x, weight, y)
+
+    right = torch.einsum("kij,...j->...ki", weight.mean, y.mean)
+    left = torch.einsum("...i,kij->...kj", x.mean, weight.mean)
+    var = (
+        form(second_moment(x), weight.var, second_moment(y))
+        + form(x.var, weight.mean * weight.mean, y.var)
+        + torch.einsum("...i,...ki->...k", x.var, right * right)
+        + torch.einsum("...kj,...j->...k", left * left, y.var)
+    )
+    summed = Moments(form(x.mean, weight.mean, y.mean), var)
     return summed if bias is None else add(summed, bias)
 
 
 @rule(aten.einsum.default)
 def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
-    """A sum of products of one or two tensors. Exact. (For independent operands; coverage says where they share a source.)"""
+    """A sum of products of one or two tensors.
+
+    Exact. (For independent operands; coverage says where they share a source.)
+    """
     if len(operands) == 1:
         x = operands[0]
         return moments(torch.einsum(equation, x.mean), torch.einsum(equation, x.var))
-    if len(operands) == 2:
+    if len(operands) == 2 and _adds_each_entry_once(equation):
         return bilinear(lambda x, y: torch.einsum(equation, x, y), *operands)
     return NotImplemented
+
+
+def _adds_each_entry_once(equation: str) -> bool:
+    """Is every index that is summed over in both operands? If not, a sum has an entry several times: Σ_k x_j y_jk."""
+    inputs, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
+    kept = set(output) if arrow else {index for index in inputs if inputs.count(index) == 1}
+    x, y = map(set, inputs.split(","))
+    return x ^ y <= kept
 
 
 LINEAR = RuleSet(

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, fx
 
 from varprop import ops
-from varprop.moments import Moments, is_random, mean_of
+from varprop.moments import Moments, is_random
 from varprop.rules import activation
-from varprop.rules.arithmetic import moments, negate
+from varprop.rules.arithmetic import as_moments, moments, multiply, negate
 from varprop.rules.derivative import UNARY, differentiate
 from varprop.rules.normalization import norms
+from varprop.rules.reduction import dims_of
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -36,6 +37,14 @@ def chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
     return moments(value, slope * slope * x.var)
 
 
+@rule(aten.glu.default, scaled=True)
+def glu(x: Moments, dim: int = -1) -> Moments:
+    """y = a σ(b), a and b the halves of x. Approximation: σ by the Delta method, first order in the deviation."""
+    half = x.mean.shape[dim] // 2
+    values, gates = (Moments(*(part.narrow(dim, start, half) for part in x)) for start in (0, half))
+    return multiply(values, delta(aten.sigmoid.default, UNARY[aten.sigmoid.default], scaled=True)(gates))
+
+
 def _quick_gelu_slope(x: Tensor) -> Tensor:
     gate = torch.sigmoid(1.702 * x)
     return gate * (1 + 1.702 * x * torch.sigmoid(-1.702 * x))
@@ -54,6 +63,7 @@ def _slope(op: Op) -> Callable[..., Tensor]:
 ACTIVATION = RuleSet(
     *(delta(op, _slope(op), member.scaled) for op, member in activation.ACTIVATION.items()),
     chain,
+    glu,
     name="linearised activations",
 )
 
@@ -67,9 +77,8 @@ NORMALIZATION = norms(
 @rule(aten.maximum.default, aten.max.other)
 def maximum(x: Any, y: Any) -> Moments:
     """max(μx, μy) with the variance of the larger. Approximation: which is larger is decided at the mean."""
-    mean_x, mean_y = torch.broadcast_tensors(mean_of(x), mean_of(y))
-    var_x, var_y = (part.var if is_random(part) else torch.zeros_like(part) for part in (x, y))
-    return Moments(torch.maximum(mean_x, mean_y), torch.where(mean_x >= mean_y, var_x, var_y))
+    x, y = as_moments(x), as_moments(y)
+    return Moments(torch.maximum(x.mean, y.mean), torch.where(x.mean >= y.mean, x.var, y.var))
 
 
 @rule(aten.minimum.default, aten.min.other)
@@ -98,8 +107,7 @@ def smallest_with_index(x: Moments, dim: int, keepdim: bool = False) -> tuple[Mo
 @rule(aten.amax.default)
 def largest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
     """The largest mean over dims, with its variance. Approximation: which is largest is decided at the mean."""
-    dims = sorted((d % x.mean.ndim for d in ([dim] if isinstance(dim, int) else dim)), reverse=True)
-    for d in dims or range(x.mean.ndim - 1, -1, -1):
+    for d in dims_of(x, dim):
         x = largest_with_index(x, d, keepdim)[0]
     return x
 
@@ -119,7 +127,7 @@ def largest_of_all(x: Moments) -> Moments:
 def _max_pool(op: Op, with_indices: Callable[..., tuple[Tensor, Tensor]], rank: int) -> Rule:
     @rule(op)
     def max_pool(x: Moments, *args: Any) -> Any:
-        """The largest mean of each window, with its variance. Approximation: which is largest is decided at the mean."""
+        """The largest mean of each window, with its variance. Approximation: which it is, is decided at the mean."""
         values, indices = with_indices(x.mean, *args)
         var = x.var.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(values.shape)
         return (Moments(values, var), indices) if op is with_indices else Moments(values, var)
@@ -141,7 +149,8 @@ MAXIMA = RuleSet(
     *(
         _max_pool(op, op, rank)
         for rank, op in enumerate(
-            (aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default), start=1
+            (aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default),
+            start=1,
         )
     ),
     name="linearised maxima",

@@ -48,16 +48,22 @@ class Pair(NamedTuple):
 def _pairs(var: Tensor) -> list[Pair]:
     square = STEP**2 * var
     # Taylor series of 2(cosh √u − 1)/u and sinh(√u)/√u; u ≤ 1.7 leaves less than 1e-8.
-    q1 = STEP**2 * (1 + square * (1 / 12 + square * (1 / 360 + square * (1 / 20160 + square / 1814400))))
-    sinh1 = 1 + square * (1 / 6 + square * (1 / 120 + square * (1 / 5040 + square / 362880)))
-    growth = 2 + var * q1
-    pairs = [Pair(WEIGHTS[0], 1, q1, sinh1), Pair(WEIGHTS[1], 2, q1 * (2 + growth), growth * sinh1)]
-    for k in range(3, PAIRS + 1):
-        before, last = pairs[-2:]
-        pairs.append(
-            Pair(WEIGHTS[k - 1], k, growth * last.q - before.q + 2 * q1, growth * last.sinh - before.sinh)
-        )
+    first = STEP**2 * (1 + square * (1 / 12 + square * (1 / 360 + square * (1 / 20160 + square / 1814400))))
+    sinh = 1 + square * (1 / 6 + square * (1 / 120 + square * (1 / 5040 + square / 362880)))
+    q = var * first
+    pairs = []
+    for k in range(1, PAIRS + 1):
+        chebyshev = [2 * k * math.comb(k + j, 2 * j) / (k + j) for j in range(1, k + 1)]
+        second = [math.comb(k + j, 2 * j + 1) for j in range(k)]
+        pairs.append(Pair(WEIGHTS[k - 1], k, first * _polynomial(chebyshev, q), sinh * _polynomial(second, q)))
     return pairs
+
+
+def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
+    result = torch.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = result * x + coefficient
+    return result
 
 
 def _gates(mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,12 +90,11 @@ def _logistic(x: Moments) -> Moments:
         slope, tilt = gate * other, gate - other
         shift = square = torch.zeros_like(x.mean)
         for weight, _, q, _ in _pairs(x.var):
-            inverse = 1 / (1 + slope * x.var * q)
-            term = weight * q * inverse
-            shift = shift + term
-            square = square + term * inverse * (1 + x.var * q * (0.5 - slope))
-        shift = slope * tilt * shift
-        return Moments(-x.var * shift, x.var * (2 * slope * slope * square - x.var * shift * shift))
+            even = q / (1 + slope * x.var * q)
+            shift = shift + weight * even
+            square = square + weight * even * (2 + tilt * tilt * x.var * even)
+        spread = square - tilt * tilt * x.var * shift * shift
+        return Moments(-slope * tilt * x.var * shift, slope * slope * x.var * spread)
 
     def wide(x: Moments) -> Moments:
         y = step_and_remainder(x, SIGMOID_NODES)

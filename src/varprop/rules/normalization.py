@@ -14,25 +14,26 @@ import torch
 from torch import Tensor
 
 from varprop import ops
-from varprop.moments import Moments, is_random
-from varprop.rules.arithmetic import add, multiply, second_moment
-from varprop.rules.ruleset import RuleSet, rule
+from varprop.moments import Moments, is_random, mean_of
+from varprop.rules.arithmetic import add, as_moments, multiply, second_moment
+from varprop.rules.ruleset import Op, RuleSet, rule
 
 aten = torch.ops.aten
 
 Statistic = Callable[[Moments], Tensor]
+Dims = list[int] | tuple[int, ...]
 
 
-def centre(x: Moments, dims: Sequence[int]) -> Moments:
+def centre(x: Moments, dims: Dims) -> Moments:
     """x − x̄ over ``dims`` (D entries):  Var[x_d − x̄] = (1 − 2/D) v_d + v̄/D. Exact."""
     size = math.prod(x.mean.shape[dim] for dim in dims)
     average = x.var.mean(dims, keepdim=True)
     return Moments(x.mean - x.mean.mean(dims, keepdim=True), (1 - 2 / size) * x.var + average / size)
 
 
-def scale_by_root(x: Moments, dims: Sequence[int], eps: Any, statistic: Statistic) -> Moments:
+def scale_by_root(x: Moments, dims: Dims, eps: Any, statistic: Statistic) -> Moments:
     """x / √(mean of the statistic + ε)."""
-    factor = torch.rsqrt(statistic(x).mean(dims, keepdim=True) + (eps.mean if is_random(eps) else eps))
+    factor = torch.rsqrt(statistic(x).mean(dims, keepdim=True) + mean_of(eps))
     return Moments(x.mean * factor, x.var * (factor * factor))
 
 
@@ -50,16 +51,11 @@ def per_channel(parameter: Any, ndim: int) -> Any:
     return None if parameter is None else parameter.reshape(shape)
 
 
-def constant(x: Any) -> Moments:
-    """A deterministic input whose norm has random γ or β."""
-    return x if is_random(x) else Moments(x, torch.zeros_like(x))
-
-
 def norms(statistic: Statistic, note: str, name: str) -> RuleSet:
     """The rules of every norm with input statistics, for one choice of statistic."""
 
-    def standardize(x: Any, dims: Sequence[int], eps: Any) -> Moments:
-        return scale_by_root(centre(constant(x), dims), dims, eps, statistic)
+    def standardize(x: Any, dims: Dims, eps: Any) -> Moments:
+        return scale_by_root(centre(as_moments(x), dims), dims, eps, statistic)
 
     def layer_norm(
         x: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
@@ -73,38 +69,45 @@ def norms(statistic: Statistic, note: str, name: str) -> RuleSet:
     def rms_norm(x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
         """y = γ x/√(mean x² + ε) over the last features; E[mean x²] = mean(μ² + Σ)."""
         dims = tuple(range(-len(normalized_shape), 0))
-        x = constant(x)
+        x = as_moments(x)
         eps = torch.finfo(x.mean.dtype).eps if eps is None else eps
         return affine(scale_by_root(x, dims, eps, statistic), weight, None)
 
     def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
         """LayerNorm's rule over each group of channels."""
-        x = constant(x)
+        x = as_moments(x)
         shape = x.mean.shape
         grouped = Moments(*(part.reshape(shape[0], groups, -1) for part in x))
         normed = Moments(*(part.reshape(shape) for part in standardize(grouped, (-1,), eps)))
         return affine(normed, per_channel(weight, len(shape)), per_channel(bias, len(shape)))
 
     def instance_norm(
-        x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, use_input_stats: bool, _: float, eps: float, *__: Any
+        x: Any,
+        weight: Any,
+        bias: Any,
+        running_mean: Any,
+        running_var: Any,
+        use_input_stats: bool,
+        _: float,
+        eps: float,
+        *__: Any,
     ) -> Any:
         """LayerNorm's rule over the positions of each channel; with running statistics, BatchNorm's."""
         if not use_input_stats:
             return batch_norm(x, weight, bias, running_mean, running_var, 0.0, eps)[0]
-        x = constant(x)
-        shape = (weight, bias, x.mean.ndim)
-        dims = tuple(range(2, shape[2]))
-        return affine(standardize(x, dims, eps), per_channel(weight, shape[2]), per_channel(bias, shape[2]))
+        ndim = mean_of(x).ndim
+        normed = standardize(x, tuple(range(2, ndim)), eps)
+        return affine(normed, per_channel(weight, ndim), per_channel(bias, ndim))
 
-    def rms_normalize(x: Any, dims: Sequence[int], eps: Any) -> Moments:
+    def rms_normalize(x: Any, dims: Dims, eps: Any) -> Moments:
         """x/√(mean x² + ε), written out: RMSNorm, filter response norm."""
-        return scale_by_root(constant(x), dims, eps, statistic)
+        return scale_by_root(as_moments(x), dims, eps, statistic)
 
-    def standardized(x: Any, dims: Sequence[int], eps: Any) -> Moments:
+    def standardized(x: Any, dims: Dims, eps: Any) -> Moments:
         """(x − x̄)/√(s² + ε), written out."""
         return standardize(x, dims, eps)
 
-    targets = {
+    targets: dict[Callable[..., Any], Op] = {
         layer_norm: aten.layer_norm.default,
         rms_norm: aten.rms_norm.default,
         group_norm: aten.group_norm.default,
@@ -121,7 +124,7 @@ def batch_norm(
     x: Any, weight: Any, bias: Any, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
 ) -> tuple[Any, None, None]:
     """y = γ (x − m)/√(s² + ε) + β with running statistics, which are constants. Exact."""
-    ndim = x.mean.ndim if is_random(x) else x.ndim
+    ndim = mean_of(x).ndim
     mean, factor = (per_channel(v, ndim) for v in (running_mean, torch.rsqrt(running_var + eps)))
     return affine(multiply(add(x, -mean), factor), per_channel(weight, ndim), per_channel(bias, ndim)), None, None
 

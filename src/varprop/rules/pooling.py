@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.reduction import largest, tournament
+from varprop.rules.reduction import largest_with_index, maximum
 from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -70,38 +73,53 @@ def _max_pool(op: Callable[..., Tensor], rank: int) -> Rule:
     def max_pool(
         x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> Moments:
-        """Maxima of windows, one spatial dim after the other. Approximation: pairwise Clark maxima, each taken as Gaussian."""
+        """Maxima of windows.
+
+        Approximation: pairwise Clark maxima, each taken as Gaussian. Of n alike entries the variance comes out too
+        small by 4 % for n = 4, 11 % for 9, 21 % for 36; the mean by less than 0.03 deviations.
+        """
         sizes = op(x.mean, kernel, stride, padding, dilation, ceil_mode).shape[-rank:]
-        settings = zip(
-            *(_tuple(v, rank) for v in (kernel, stride or kernel, padding, dilation)), sizes, strict=True
-        )
-        for dim, (window, step, pad, spacing, out) in enumerate(settings, start=-rank):
-            x = tournament(_windows(x, dim, window, step, pad, spacing, out))
-        return x
+        settings = [_tuple(value, rank) for value in (kernel, stride or kernel, padding, dilation)]
+        return functools.reduce(maximum, _windows(x, sizes, *settings))
 
     return max_pool
 
 
-def _windows(x: Moments, dim: int, window: int, step: int, pad: int, spacing: int, out: int) -> list[Moments]:
-    """The k-th entry of every window, for each k; padding is far below everything and certain."""
-    reach = (out - 1) * step + spacing * (window - 1) + 1
-    margins = [0, 0] * (-dim - 1) + [pad, max(reach - pad - x.mean.shape[dim], 0)]
-    low = torch.finfo(x.mean.dtype).min / 4
-    mean, var = F.pad(x.mean, margins, value=low), F.pad(x.var, margins)
-
-    def entry(part: Tensor, k: int) -> Tensor:
-        return part.narrow(dim, k * spacing, (out - 1) * step + 1).unfold(dim, 1, step).squeeze(-1)
-
-    return [Moments(entry(mean, k), entry(var, k)) for k in range(window)]
+def _windows(
+    x: Moments,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Iterator[Moments]:
+    """The k-th entry of every window, for each k; padding is below everything and certain."""
+    reaches = [(out - 1) * step for out, step in zip(sizes, stride, strict=True)]
+    margins: list[int] = []
+    for dim in range(-1, -len(sizes) - 1, -1):
+        needed = reaches[dim] + dilation[dim] * (kernel[dim] - 1) + 1
+        margins += [padding[dim], max(needed - padding[dim] - x.mean.shape[dim], 0)]
+    padded = Moments(F.pad(x.mean, margins, value=-math.inf), F.pad(x.var, margins))
+    for offsets in itertools.product(*map(range, kernel)):
+        entry = padded
+        for dim, offset in enumerate(offsets, start=-len(sizes)):
+            start = offset * dilation[dim]
+            entry = Moments(
+                *(aten.slice.Tensor(part, dim, start, start + reaches[dim] + 1, stride[dim]) for part in entry)
+            )
+        yield entry
 
 
 @rule(aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> Any:
-    """The maximum over all positions. Approximation: pairwise Clark maxima, each taken as Gaussian."""
+    """The maximum over all positions. Approximation: pairwise Clark maxima, each taken as Gaussian (see amax)."""
     if any(size != 1 for size in output_size):
         return NotImplemented
-    dims = [-1 - i for i in range(len(output_size))]
-    return largest(x, dims, True), torch.zeros_like(x.mean, dtype=torch.int64)
+    rank = len(output_size)
+    flat = Moments(*(part.flatten(-rank) for part in x))
+    values, indices = largest_with_index(flat, -1, True)
+    shape = (*x.mean.shape[:-rank], *output_size)
+    return Moments(*(part.reshape(shape) for part in values)), indices.reshape(shape)
 
 
 def _interpolation(op: Callable[..., Tensor]) -> Rule:

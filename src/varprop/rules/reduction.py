@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.arithmetic import moments, negate
-from varprop.rules.gaussian import cdf, floored, pdf
+from varprop.rules.arithmetic import as_moments, negate
+from varprop.rules.gaussian import floored, promote, tails
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.structural import mean_args
 
 aten = torch.ops.aten
 
 
+def dims_of(x: Moments, dim: Any) -> list[int]:
+    """The dims an op reduces, last first: no dim at all means all of them."""
+    dims = [dim] if isinstance(dim, int) else dim or range(x.mean.ndim)
+    return sorted((d % x.mean.ndim for d in dims), reverse=True)
+
+
 @rule(aten.sum.default, aten.sum.dim_IntList)
 def total(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """Σ_i x_i: variances add. Exact."""
-    if dim is None:
-        return Moments(x.mean.sum(dtype=dtype), x.var.sum(dtype=dtype))
-    return Moments(x.mean.sum(dim, keepdim, dtype=dtype), x.var.sum(dim, keepdim, dtype=dtype))
+    return Moments(*(part.sum(dim, keepdim, dtype=dtype) for part in x))
 
 
 @rule(aten.mean.default, aten.mean.dim)
 def average(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """(1/n) Σ_i x_i: Σ = (1/n²) Σ_i v_i. Exact."""
-    if dim is None:
-        return Moments(x.mean.mean(dtype=dtype), x.var.mean(dtype=dtype) / x.mean.numel())
-    mean = x.mean.mean(dim, keepdim, dtype=dtype)
-    size = 1
-    for d in [dim] if isinstance(dim, int) else dim:
-        size = size * x.mean.shape[d]
-    return Moments(mean, x.var.mean(dim, keepdim, dtype=dtype) / size)
+    mean, var = (part.mean(dim, keepdim, dtype=dtype) for part in x)
+    return Moments(mean, var / math.prod(x.mean.shape[d] for d in dims_of(x, dim)))
 
 
 @rule(aten.cumsum.default)
@@ -46,19 +47,20 @@ def cumulate(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Momen
 def maximum(x: Any, y: Any) -> Moments:
     """max(x, y) of two independent Gaussians (Clark). With θ² = v₁ + v₂, a = (μ₁ − μ₂)/θ, s(a) = φ(a) + a Φ(a):
 
-    μ = μ₂ + θ s(a)        Σ = v₁ Φ(a) + v₂ Φ(−a) − θ² s(a) s(−a)
+    μ = max(μ₁, μ₂) + θ s(−|a|)        Σ = v₁ Φ(a) + v₂ Φ(−a) − θ² s(a) s(−a)
     Exact. (For independent Gaussian operands; coverage says where they share a source.)
     """
-    mean_x, mean_y = torch.broadcast_tensors(mean_of(x), mean_of(y))
-    var_x, var_y = (part.var if is_random(part) else torch.zeros((), dtype=mean_x.dtype, device=mean_x.device) for part in (x, y))
-    theta2 = (var_x + var_y).expand_as(mean_x)
+    larger = torch.maximum(mean_of(x), mean_of(y))
+    x, y = (promote(as_moments(part), torch.float32) for part in (x, y))
+    theta2 = x.var + y.var
     theta = floored(theta2).sqrt()
-    # Beyond 40 deviations both tails vanish in any precision; the bound keeps a·Φ(a) finite.
-    a = ((mean_x - mean_y) / theta).clamp(-40, 40)
-    upper, lower, density = cdf(a), cdf(-a), pdf(a)
-    mean = mean_x * upper + mean_y * lower + theta * density
-    shared = theta2 * (density + a * upper) * (density - a * lower)
-    return moments(mean, (var_x * upper + var_y * lower - shared).clamp_min(0))
+    # Beyond 40 deviations both tails vanish in any precision. The gap is bounded before it is divided, so that
+    # padding and −inf have finite gradients; −inf on both sides is a tie.
+    a = (x.mean - y.mean).nan_to_num().clamp(-40 * theta, 40 * theta) / theta
+    above, below, density = tails(a)
+    rise, fall = density + a * above, density - a * below
+    var = (x.var * above + y.var * below - theta2 * rise * fall).clamp_min(0)
+    return Moments((larger + theta * torch.minimum(rise, fall)).to(larger.dtype), var.to(larger.dtype))
 
 
 @rule(aten.minimum.default, aten.min.other)
@@ -67,58 +69,66 @@ def minimum(x: Any, y: Any) -> Moments:
     return negate(maximum(*(negate(part) if is_random(part) else -part for part in (x, y))))
 
 
-def tournament(entrants: list[Moments]) -> Moments:
-    """The maximum of several, by rounds of pairs."""
-    while len(entrants) > 1:
-        pairs = zip(entrants[0::2], entrants[1::2], strict=False)
-        odd = [entrants[-1]] if len(entrants) % 2 else []
-        entrants = [maximum(x, y) for x, y in pairs] + odd
-    return entrants[0]
+def fold(x: Moments) -> Moments:
+    """The maximum along the last dim, one entry after the other: better than in rounds, where both sides are skewed.
+
+    Long dims are first halved, to keep the graph short.
+    """
+    while (size := x.mean.shape[-1]) > 64:
+        first, second, odd = split(x, [size // 2, size // 2, size % 2])
+        x = Moments(*(torch.cat(parts, -1) for parts in zip(maximum(first, second), odd, strict=True)))
+    return Moments(*(part.squeeze(-1) for part in functools.reduce(maximum, split(x, 1))))
 
 
-def maximum_along(x: Moments, dim: int, keepdim: bool) -> Moments:
-    """The maximum along a dim, by rounds of pairwise maxima of its two halves."""
-    while (size := x.mean.shape[dim]) > 1:
-        half = size // 2
-        first, second = (Moments(*(part.narrow(dim, start, half) for part in x)) for start in (0, half))
-        merged = maximum(first, second)
-        if size % 2:
-            last = (part.narrow(dim, size - 1, 1) for part in x)
-            merged = Moments(*(torch.cat(parts, dim) for parts in zip(merged, last, strict=True)))
-        x = merged
-    return x if keepdim else Moments(*(part.squeeze(dim) for part in x))
+def split(x: Moments, sizes: Any) -> list[Moments]:
+    """``torch.split`` along the last dim."""
+    return [Moments(*parts) for parts in zip(*(part.split(sizes, -1) for part in x), strict=True)]
 
 
 @rule(aten.amax.default)
 def largest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
-    """max over dims. Approximation: pairwise Clark maxima, each taken as Gaussian."""
-    dims = sorted((d % x.mean.ndim for d in ([dim] if isinstance(dim, int) else dim)), reverse=True)
-    for d in dims or range(x.mean.ndim - 1, -1, -1):
-        x = maximum_along(x, d, keepdim)
-    return x
+    """max over dims.
+
+    Approximation: pairwise Clark maxima, each taken as Gaussian. Of n alike entries the variance comes out too small by
+    4 % for n = 4, 11 % for 9, 21 % for 36; the mean by less than 0.03 deviations.
+    """
+    dims = dims_of(x, dim)
+    if not dims:
+        return x
+    last = [-1 - i for i in range(len(dims))]
+    result = fold(Moments(*(part.movedim(dims, last).flatten(-len(dims)) for part in x)))
+    for d in reversed(dims) if keepdim else ():
+        result = Moments(*(part.unsqueeze(d) for part in result))
+    return result
 
 
 @rule(aten.amin.default)
 def smallest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
-    """min over dims. Approximation: pairwise Clark minima, each taken as Gaussian."""
+    """min over dims. Approximation: pairwise Clark minima, each taken as Gaussian (see amax)."""
     return negate(largest(negate(x), dim, keepdim))
 
 
 @rule(aten.max.default)
 def largest_of_all(x: Moments) -> Moments:
-    """max over all entries. Approximation: pairwise Clark maxima, each taken as Gaussian."""
+    """max over all entries. Approximation: pairwise Clark maxima, each taken as Gaussian (see amax)."""
     return largest(x)
 
 
 @rule(aten.max.dim)
 def largest_with_index(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, Tensor]:
-    """max and argmax over a dim; the index is the mean's. Approximation: pairwise Clark maxima, each taken as Gaussian."""
+    """max and argmax over a dim; the index is the mean's.
+
+    Approximation: pairwise Clark maxima, each taken as Gaussian (see amax).
+    """
     return largest(x, dim, keepdim), x.mean.max(dim, keepdim).indices
 
 
 @rule(aten.min.dim)
 def smallest_with_index(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, Tensor]:
-    """min and argmin over a dim; the index is the mean's. Approximation: pairwise Clark minima, each taken as Gaussian."""
+    """min and argmin over a dim; the index is the mean's.
+
+    Approximation: pairwise Clark minima, each taken as Gaussian (see amax).
+    """
     return smallest(x, dim, keepdim), x.mean.min(dim, keepdim).indices
 
 
@@ -137,7 +147,11 @@ def stops(*ops: Op) -> RuleSet:
 
 
 DISCRETE = stops(
-    *(getattr(getattr(aten, name), kind) for name in ("eq", "ne", "gt", "ge", "lt", "le") for kind in ("Scalar", "Tensor")),
+    *(
+        getattr(getattr(aten, name), kind)
+        for name in ("eq", "ne", "gt", "ge", "lt", "le")
+        for kind in ("Scalar", "Tensor")
+    ),
     aten.argmax.default,
     aten.argmin.default,
     aten.ceil.default,
@@ -152,7 +166,6 @@ DISCRETE = stops(
     aten.new_zeros.default,
     aten.new_full.default,
     aten.fill.Scalar,
-    aten.fill.Tensor,
 )
 
 REDUCTION = RuleSet(

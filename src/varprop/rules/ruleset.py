@@ -106,7 +106,9 @@ def _flatten(members: tuple[Rule | RuleSet, ...]) -> Iterator[tuple[Op, Rule]]:
         elif isinstance(member, Rule):
             yield from ((op, member) for op in member.ops)
         else:
-            raise RuleError(f"a rule set is made of rules and rule sets, not {type(member).__name__}: decorate it with @rule(op)")
+            raise RuleError(
+                f"a rule set is made of rules and rule sets, not {type(member).__name__}: decorate it with @rule(op)"
+            )
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,26 +16,25 @@ aten = torch.ops.aten
 
 def mean_args(value: Any) -> Any:
     """The same arguments with every random tensor replaced by its mean."""
-    return _map(mean_of, value)
+    return value.mean if is_random(value) else _map_items(mean_args, value)
 
 
 def var_args(value: Any) -> Any:
     """The same arguments with every random tensor replaced by its variance, every constant of floats by zeros."""
+    if is_random(value):
+        return value.var
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value) if value.is_floating_point() else value
+    if isinstance(value, list) and any(map(is_random, value)):
+        # Tensors to be joined, as in cat: integers among them are values, not indices.
+        return [item.var if is_random(item) else torch.zeros_like(item) for item in value]
+    return _map_items(var_args, value)
 
-    def var(leaf: Any) -> Any:
-        if is_random(leaf):
-            return leaf.var
-        return torch.zeros_like(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return _map(var, value)
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, list | tuple) and not is_random(value):
-        return type(value)(_map(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: _map(function, item) for key, item in value.items()}
-    return function(value)
+def _map_items(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(function, value))
+    return {key: function(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _pair(mean: Any, var: Any) -> Any:
@@ -52,9 +51,7 @@ def structural(*ops: Op, run: Callable[..., Any] | None = None) -> RuleSet:
         def rearrange(*args: Any, **kwargs: Any) -> Any:
             """Entries move, mean and variance alike. Exact."""
             function = run or op
-            return _pair(
-                function(*mean_args(args), **mean_args(kwargs)), function(*var_args(args), **var_args(kwargs))
-            )
+            return _pair(function(*mean_args(args), **mean_args(kwargs)), function(*var_args(args), **var_args(kwargs)))
 
         return rearrange
 
@@ -62,14 +59,28 @@ def structural(*ops: Op, run: Callable[..., Any] | None = None) -> RuleSet:
 
 
 @rule(aten._to_copy.default, aten.to.dtype, aten.type_as.default)
-def cast(x: Moments, *args: Any, **kwargs: Any) -> Any:
+def cast(x: Any, *args: Any, **kwargs: Any) -> Any:
     """A change of dtype. Exact. Casting to integers stops the variance."""
-    if not (args and isinstance(args[0], Tensor)):
-        dtype = kwargs.get("dtype") or (args[0] if args else x.mean.dtype)
-    else:
-        dtype = args[0].dtype
-    mean = x.mean.to(dtype)
-    return Moments(mean, x.var.to(dtype)) if mean.is_floating_point() else mean
+    target = mean_of(args[0]) if args else kwargs.get("dtype")
+    mean = mean_of(x).to(target.dtype if isinstance(target, Tensor) else target or mean_of(x).dtype)
+    return Moments(mean, x.var.to(mean.dtype)) if is_random(x) and mean.is_floating_point() else mean
+
+
+@rule(aten.copy.default, aten.fill.Tensor)
+def copy(x: Any, source: Any, *_: Any) -> Any:
+    """The entries of ``source`` in the shape and dtype of x. Exact."""
+    shape, mean = mean_of(x).shape, mean_of(source).to(mean_of(x).dtype)
+    return (
+        Moments(mean.expand(shape), source.var.to(mean.dtype).expand(shape))
+        if is_random(source)
+        else mean.expand(shape)
+    )
+
+
+@rule(aten.dropout.default)
+def dropout(x: Moments, p: float, train: bool) -> Any:
+    """The identity, in evaluation. Exact."""
+    return NotImplemented if train and p > 0 else x
 
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -112,10 +123,8 @@ STRUCTURAL = RuleSet(
         aten.chunk.default,
         aten.clone.default,
         aten.contiguous.default,
-        aten.copy.default,
         aten.detach.default,
         aten.diagonal.default,
-        aten.dropout.default,
         aten.embedding.default,
         aten.expand.default,
         aten.flatten.using_ints,
@@ -159,6 +168,8 @@ STRUCTURAL = RuleSet(
         aten.upsample_nearest3d.vec,
     ),
     cast,
+    copy,
+    dropout,
     masked_fill,
     where,
     pad,

@@ -1,0 +1,121 @@
+"""What propagation costs: the compiled network of moments beside the compiled plain model, in one run.
+
+    python benchmarks/speed.py                      # both models, float32, batch 8
+    python benchmarks/speed.py --models vit-b --device cuda --dtype bfloat16 --batch 128
+
+Ratios of medians over interleaved rounds, with the quartiles of the per-round ratios; bars are those of
+float32 at batch 8 on two CPU cores. Writes benchmarks/results/<name>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
+
+import varprop as vp
+
+RESULTS = Path(__file__).parent / "results"
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "vit-b": lambda: ViTForImageClassification(ViTConfig(num_labels=1000)),
+    "resnet-50": lambda: ResNetForImageClassification(ResNetConfig(num_labels=1000)),
+}
+BARS = {"vit-b": 3.2, "resnet-50": 4.5}
+
+
+def posterior_of(model: nn.Module, relative_std: float = 0.05) -> vp.Posterior:
+    """A made-up posterior: speed does not depend on its values."""
+    mean = dict(model.named_parameters())
+    return vp.Posterior.from_tensors(mean, {k: (relative_std * v.detach()) ** 2 + 1e-8 for k, v in mean.items()})
+
+
+def timed(function: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def compare(functions: dict[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, list[float]]:
+    """Times of each function, taken in turns so that noise hits all alike."""
+    for function in functions.values():
+        for _ in range(2):
+            function()
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(timed(function, device))
+    return times
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    model = MODELS[name]().eval().to(device, dtype)
+    pixels: Tensor = torch.randn(args.batch, 3, 224, 224, device=device, dtype=dtype)
+    net = vp.propagate(model, posterior_of(model))
+    capture = timed(lambda: net.capture(pixels), device)
+    plain, lifted = torch.compile(model), torch.compile(net, fullgraph=True)
+    with torch.no_grad():
+        deviation = (lifted(pixels).var - net(pixels).var).abs().max() / net(pixels).var.abs().max()
+        times = compare({"plain": lambda: plain(pixels), "propagated": lambda: lifted(pixels)}, args.rounds, device)
+    ratios = [b / a for a, b in zip(times["plain"], times["propagated"], strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
+        "model": name,
+        "ratio": statistics.median(times["propagated"]) / statistics.median(times["plain"]),
+        "ratio_quartiles": [quartiles[0], quartiles[2]],
+        "bar": BARS[name],
+        "seconds": {key: statistics.median(values) for key, values in times.items()},
+        "capture_seconds": capture,
+        "parameter_memory_ratio": parameter_bytes(net) / parameter_bytes(model),
+        "compiled_against_eager": float(deviation),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float64"])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = []
+    for name in args.models:
+        row = measure(name, args)
+        rows.append(row)
+        low, high = row["ratio_quartiles"]
+        print(
+            f"{name}: {row['ratio']:.2f}x plain (quartiles {low:.2f}-{high:.2f}, bar {row['bar']}), "
+            f"capture {row['capture_seconds']:.1f} s, parameters {row['parameter_memory_ratio']:.2f}x, "
+            f"compiled against eager {row['compiled_against_eager']:.1e}",
+            flush=True,
+        )
+    RESULTS.mkdir(exist_ok=True)
+    where = RESULTS / f"speed-{args.device}-{args.dtype}-batch{args.batch}.json"
+    setting = {"device": args.device, "dtype": args.dtype, "batch": args.batch, "threads": args.threads}
+    setting |= {"torch": torch.__version__, "varprop": vp.__version__, "machine": platform.machine()}
+    where.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Written-out functions are recognised, and what is not exact is said."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from tests.models import posterior_of
+
+GELU_TANH = math.sqrt(2 / math.pi)
+
+
+class Applied(nn.Module):
+    """A linear layer followed by a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+        self.function = function
+        self.factor = torch.linspace(0.5, 1.5, 6)
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, style):
+        super().__init__()
+        self.layer, self.weight, self.style = nn.Linear(4, 6), nn.Parameter(torch.ones(6)), style
+
+    def forward(self, x):
+        x = self.layer(x)
+        if self.style == "rsqrt":
+            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        if self.style == "sqrt":
+            return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self.weight
+        if self.style == "native":
+            return nn.functional.rms_norm(x, (6,), self.weight, 1e-6)
+        wide = x.to(torch.float64)
+        return self.weight * (wide * torch.rsqrt(1e-6 + wide.pow(2).mean(-1, keepdim=True))).to(x.dtype)
+
+
+def propagate(model, x):
+    torch.manual_seed(0)
+    return vp.propagate(model.eval(), posterior_of(model, 1e-2))(x)
+
+
+def ops_of(model, x):
+    return [row.op for row in vp.coverage(model.eval(), posterior_of(model), x)]
+
+
+WRITTEN_OUT = {
+    "quick_gelu": (lambda x: x * torch.sigmoid(1.702 * x), "quick_gelu"),
+    "tanh_gelu": (
+        lambda x: 0.5 * x * (1.0 + torch.tanh(GELU_TANH * (x + 0.044715 * torch.pow(x, 3.0)))),
+        "aten.gelu.default",
+    ),
+    "erf_gelu": (lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))), "aten.gelu.default"),
+    "silu": (lambda x: x * torch.sigmoid(x), "aten.silu.default"),
+    "silu_by_exp": (lambda x: x / (1 + torch.exp(-x)), "aten.silu.default"),
+    "mish": (lambda x: x * torch.tanh(nn.functional.softplus(x)), "aten.mish.default"),
+    "leaky": (lambda x: torch.relu(x) - torch.relu(-x), "elementwise"),
+    "square": (lambda x: x * x, "elementwise"),
+    "twice": (lambda x: x + x, "elementwise"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_chains_are_one_function(name):
+    function, op = WRITTEN_OUT[name]
+    model, x = Applied(function), torch.randn(3, 4)
+    assert ops_of(model, x) == ["aten.linear.default", op]
+    net = vp.propagate(model.eval(), posterior_of(model, 1e-2))
+    before, result = net.trace(x)["layer"], net(x)
+    samples = function(before.sample(200_000, torch.Generator().manual_seed(0)))
+    spread = samples.std(0)
+    assert ((result.mean - samples.mean(0)).abs() < 5 * spread / 200_000**0.5 + 1e-6).all()
+    torch.testing.assert_close(result.var, samples.var(0), rtol=0.03, atol=1e-6)
+
+
+def test_a_chain_with_constants_is_one_function():
+    factor = torch.linspace(0.5, 1.5, 6)
+    model, x = Applied(lambda y: y * factor + torch.tanh(y) * y), torch.randn(3, 4)
+    assert ops_of(model, x)[-1] == "elementwise"
+    net = vp.propagate(model.eval(), posterior_of(model, 1e-2))
+    before, result = net.trace(x)["layer"], net(x)
+    samples = model.function(before.sample(200_000, torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(result.var, samples.var(0), rtol=0.03, atol=1e-6)
+    linearised = vp.propagate(model, posterior_of(model, 1e-2), vp.STREAMLINING)(x)
+    torch.testing.assert_close(linearised.mean, model(x))
+    slope = torch.func.vmap(torch.func.grad(lambda y: y * torch.tanh(y)))(before.mean.flatten()).reshape(3, 6) + factor
+    torch.testing.assert_close(linearised.var, slope**2 * before.var, rtol=1e-4, atol=1e-8)
+
+
+def test_affine_chains_are_exact():
+    model, x = Applied(lambda y: y + 0.5 * y), torch.randn(3, 4)
+    net = vp.propagate(model.eval(), posterior_of(model, 1e-2))
+    torch.testing.assert_close(net(x).var, 2.25 * net.trace(x)["layer"].var)
+
+
+def test_a_single_op_keeps_its_own_rule():
+    model = Applied(lambda y: torch.relu(2 * y + 1))
+    ops = ops_of(model, torch.randn(3, 4))
+    assert ops == ["aten.linear.default", "aten.mul.Tensor", "aten.add.Tensor", "aten.relu.default"]
+
+
+@pytest.mark.parametrize("style", ["rsqrt", "sqrt", "cast"])
+def test_rms_norm_written_out(style):
+    torch.manual_seed(0)
+    written, native, x = RMSNorm(style), RMSNorm("native"), torch.randn(3, 4)
+    native.load_state_dict(written.state_dict())
+    assert "rms_normalize" in ops_of(written, x)
+    a, b = propagate(written, x), propagate(native, x)
+    torch.testing.assert_close(a.mean, b.mean)
+    torch.testing.assert_close(a.var, b.var)
+
+
+@pytest.mark.parametrize("by", ["square", "var"])
+def test_layer_norm_written_out(by):
+    def function(x):
+        centred = x - x.mean(-1, keepdim=True)
+        spread = centred.pow(2).mean(-1, keepdim=True) if by == "square" else x.var(-1, keepdim=True, unbiased=False)
+        return centred / torch.sqrt(spread + 1e-5)
+
+    torch.manual_seed(0)
+    written, native = Applied(function), Applied(lambda x: nn.functional.layer_norm(x, (6,)))
+    native.load_state_dict(written.state_dict())
+    x = torch.randn(3, 4)
+    assert "standardize" in ops_of(written, x)
+    a, b = propagate(written, x), propagate(native, x)
+    torch.testing.assert_close(a.mean, b.mean)
+    torch.testing.assert_close(a.var, b.var)
+
+
+def test_filter_response_norm():
+    class FRN(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.gamma, self.beta, self.tau = (nn.Parameter(torch.randn(1, 4, 1, 1)) for _ in range(3))
+
+        def forward(self, x):
+            x = self.conv(x)
+            x = x * torch.rsqrt(x.pow(2).mean((2, 3), keepdim=True) + 1e-6)
+            return torch.maximum(self.gamma * x + self.beta, self.tau)
+
+    model, x = FRN().eval(), torch.randn(2, 3, 6, 6)
+    assert {"rms_normalize", "aten.maximum.default"} <= set(ops_of(model, x))
+    net = vp.propagate(model, posterior_of(model, 0.0))
+    torch.testing.assert_close(net(x).mean, model(x))
+
+
+def test_a_residual_around_a_linear_layer_is_exact():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = self.first(x)
+            return x + self.second(x)
+
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(3, 4)
+    net = vp.propagate(model, posterior_of(model, 1e-2).restrict("first"))
+    assert ops_of(model, x) == ["aten.linear.default", "residual_linear"]
+    inner = net.trace(x)["first"].var
+    torch.testing.assert_close(net(x).var, inner @ ((torch.eye(6) + model.second.weight) ** 2).T)
+
+
+def test_products_that_share_a_source_are_reported():
+    class SwiGLU(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.gate, self.up = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = self.base(x)
+            return nn.functional.silu(self.gate(x)) * self.up(x)
+
+    model, x = SwiGLU().eval(), torch.randn(3, 4)
+    (product,) = [row for row in vp.coverage(model, posterior_of(model), x) if row.op == "aten.mul.Tensor"]
+    assert product.exactness == "approximate" and "share a source" in product.note
+    (apart,) = [
+        row for row in vp.coverage(model, posterior_of(model).restrict("gate", "up"), x) if row.op == "aten.mul.Tensor"
+    ]
+    assert apart.exactness == "exact"
+
+
+def test_in_place_ops_and_views():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.act = nn.Linear(4, 6), nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            y = self.act(self.layer(x))
+            y[:, 0] = 1.0
+            y += 1
+            return y.view(2, -1).t().reshape(-1)
+
+    model, x = InPlace().eval(), torch.randn(4, 4)
+    net = vp.propagate(model, posterior_of(model, 1e-6))
+    torch.testing.assert_close(net(x).mean, model(x), rtol=1e-3, atol=1e-3)
+    trace = net.trace(x)
+    assert torch.equal(
+        net(x).var == 0, (trace["act"].var * torch.tensor([0.0, 1, 1, 1, 1, 1])).view(2, -1).t().reshape(-1) == 0
+    )
