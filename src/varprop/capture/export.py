@@ -228,7 +228,7 @@ def _read(program: torch.export.ExportedProgram) -> Captured:
                 )
         else:
             tensor = program.constants[spec.target]
-            captured.constants[node] = _constant_name(tensor)
+            captured.constants[node] = constant_name(tensor)
             captured.made_up[captured.constants[node]] = tensor
     for node in list(program.graph.nodes):
         if node.target is torch.ops.varprop.mark.default:
@@ -239,7 +239,7 @@ def _read(program: torch.export.ExportedProgram) -> Captured:
     return captured
 
 
-def _constant_name(tensor: Tensor) -> str:
+def constant_name(tensor: Tensor) -> str:
     """A tensor the model makes up in its forward is named by its content, so that graphs share equal ones."""
     content = b"" if tensor.is_meta else tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return "c" + hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + content).hexdigest()[:16]

@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from varprop.capture.export import (
     Captured,
+    constant_name,
     module_class,
     module_path,
     size_ranges,
@@ -57,6 +58,11 @@ def lift(
     for index in _untag(graph):
         walk.journal.entries[index].needed = True
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
+    for placeholder, target in targets.items():
+        if target in program.constants and "." not in target:  # made up by a rule, such as the nodes of a quadrature
+            name = constant_name(program.constants[target])
+            tensors.constant.set(name, program.constants[target], persistent=False)
+            targets[placeholder] = f"constant.{name}"
     placeholders = graph.find_nodes(op="placeholder")
     signature = _signature(structure, [node for node in placeholders if node.name not in targets], program)
     _name_tensors(graph, targets)

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from varprop.moments import Moments
+from varprop.rules.ruleset import Op, Rule, rule
+
 aten = torch.ops.aten
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -20,6 +23,11 @@ def _ones(x: Tensor) -> Tensor:
 
 def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return aten.elu_backward(_ones(x), alpha, 1.0, 1.0 / alpha, False, x)
+
+
+def _mish(x: Tensor) -> Tensor:
+    gate = torch.tanh(torch.nn.functional.softplus(x))  # mish_backward has no derivative of its own
+    return gate + x * torch.sigmoid(x) * (1 - gate * gate)
 
 
 def _power(x: Tensor, exponent: float) -> Tensor:
@@ -54,7 +62,7 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.log.default: torch.reciprocal,
     aten.log1p.default: lambda x: 1 / (1 + x),
     aten.log_sigmoid.default: lambda x: torch.sigmoid(-x),
-    aten.mish.default: lambda x: aten.mish_backward(_ones(x), x),
+    aten.mish.default: _mish,
     aten.neg.default: lambda x: -_ones(x),
     aten.pow.Tensor_Scalar: _power,
     aten.reciprocal.default: lambda x: -1 / (x * x),
@@ -69,6 +77,7 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.sqrt.default: lambda x: 0.5 * x.rsqrt(),
     aten.square.default: lambda x: 2 * x,
     aten.tanh.default: lambda x: 1 - torch.tanh(x) ** 2,
+    aten.threshold.default: lambda x, threshold, value: (x > threshold).to(x.dtype),
 }
 
 
@@ -96,6 +105,18 @@ BINARY: dict[Any, Callable[..., Any]] = {
 
 DERIVATIVES = UNARY | BINARY
 AFFINE = BINARY.keys() | {aten.neg.default}
+
+
+def tangent(op: Op, derivative: Callable[..., Tensor], *, scaled: bool) -> Rule:
+    """The Delta method as a rule for ``op``."""
+
+    @rule(op, scaled=scaled)
+    def delta(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        """f(μ), f'(μ)² Σ (paper, eq. method_delta). Approximation: the Delta method, first order in the deviation."""
+        slope = derivative(x.mean, *args, **kwargs)
+        return Moments(op(x.mean, *args, **kwargs), slope * slope * x.var)
+
+    return delta
 
 
 def degree(body: fx.GraphModule) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from varprop.errors import RuleError
@@ -69,27 +70,44 @@ MILLS = (
 )
 
 
-def tails(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Φ(z), Φ(−z) and φ(z); the smaller tail is accurate relative to itself, which ``erf`` and ``ndtr`` are not."""
-    density = pdf(z)
-    if z.dtype == torch.float64:
-        return 0.5 * torch.erfc(z * -math.sqrt(0.5)), 0.5 * torch.erfc(z * math.sqrt(0.5)), density
-    positive = z > 0
-    t = 1 / (1 + MILLS_SCALE * torch.where(positive, z, -z))  # not abs(), whose gradient at 0 is 0
-    ratio = torch.zeros_like(t)
-    for coefficient in reversed(MILLS):
+def tail(distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Φ(−z) and φ(z) for z ≥ 0, accurate relative to themselves, which 1 − ``erf`` is not."""
+    density = pdf(distance)
+    if distance.dtype == torch.float64:
+        return 0.5 * torch.erfc(distance * math.sqrt(0.5)), density
+    t = 1 / (1 + MILLS_SCALE * distance)
+    ratio = MILLS[-1] * t
+    for coefficient in reversed(MILLS[:-1]):
         ratio = (ratio + coefficient) * t
-    small = density * ratio
-    return torch.where(positive, 1 - small, small), torch.where(positive, small, 1 - small), density
+    return density * ratio, density
 
 
-def rectified(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """E[x⁺], Φ(a) and s(a)s(−a) for x ~ N(μ, v), with a = μ/√v and s(a) = φ(a) + aΦ(a).
+def distance(x: Tensor) -> Tensor:
+    """|x|, whose slope at 0 is −1, not 0: an even function of it has the right gradient there."""
+    return torch.where(x > 0, x, -x)
 
-    Var[x⁺] = v [Φ(a) − s(a)s(−a)], which does not cancel as E[y²] − E[y]² does; s(−a) = s(a) − a.
+
+class Ramp(NamedTuple):
+    """What x⁺ and x⁻ have in common for x ~ N(μ, v): E[x±] − max(±μ, 0), Φ(−|a|) and s(a)s(−a), a = μ/√v."""
+
+    excess: Tensor
+    outside: Tensor
+    product: Tensor
+
+
+def ramp(mean: Tensor, var: Tensor) -> Ramp:
+    """With s(a) = φ(a) + aΦ(a): E[x⁺] = √v s(a) and Var[x⁺] = v [Φ(a) − s(a)s(−a)], which does not cancel.
+
+    Of s(±a) = s(−|a|) + max(±a, 0) only the small part is computed.
     """
     std = floored(var).sqrt()
-    a = mean / std
-    above, _, density = tails(a)
-    s = density + a * above
-    return mean * above + std * density, above, s * (s - a)
+    a = distance(mean) / std
+    outside, density = tail(a)
+    small = density - a * outside
+    return Ramp(std * small, outside, small * (small + a))
+
+
+def rectified(x: Moments) -> Moments:
+    """Moments of x⁺."""
+    excess, outside, product = ramp(x.mean, x.var)
+    return Moments(F.relu(x.mean) + excess, x.var * (torch.where(x.mean > 0, 1 - outside, outside) - product))

@@ -12,22 +12,12 @@ from varprop import ops
 from varprop.moments import Moments, is_random
 from varprop.rules import activation
 from varprop.rules.arithmetic import as_moments, moments, multiply, negate
-from varprop.rules.derivative import UNARY, differentiate
+from varprop.rules.derivative import UNARY, differentiate, tangent
 from varprop.rules.normalization import norms
 from varprop.rules.reduction import dims_of
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
-
-
-def delta(op: Op, derivative: Callable[..., Tensor], scaled: bool) -> Rule:
-    @rule(op, scaled=scaled)
-    def tangent(x: Moments, *args: Any, **kwargs: Any) -> Moments:
-        """f(μ), f'(μ)² Σ (paper, eq. method_delta). Approximation: the Delta method, first order in the deviation."""
-        slope = derivative(x.mean, *args, **kwargs)
-        return Moments(op(x.mean, *args, **kwargs), slope * slope * x.var)
-
-    return tangent
 
 
 @rule(ops.elementwise, scaled=True)
@@ -50,6 +40,18 @@ def _quick_gelu_slope(x: Tensor) -> Tensor:
     return gate * (1 + 1.702 * x * torch.sigmoid(-1.702 * x))
 
 
+@rule(aten.prelu.default, scaled=True)
+def prelu(x: Any, weight: Any) -> Moments:
+    """x⁺ − w x⁻ at the means. Approximation: the Delta method, first order in the deviations of x and w."""
+    mean, slope = mean_of(x), mean_of(weight)
+    shape = (-1, *[1] * (mean.ndim - 2)) if mean.ndim > 1 else slope.shape
+    bend = torch.where(mean > 0, 1.0, slope.reshape(shape)).to(mean.dtype)
+    var = bend * bend * x.var if is_random(x) else torch.zeros_like(mean)
+    if is_random(weight):
+        var = var + weight.var.reshape(shape) * mean.clamp(max=0).square()
+    return Moments(aten.prelu.default(mean, slope), var)
+
+
 def _flat(x: Tensor, *args: Any) -> Tensor:
     """The slope of a step."""
     return torch.zeros_like(x)
@@ -61,7 +63,12 @@ def _slope(op: Op) -> Callable[..., Tensor]:
 
 
 ACTIVATION = RuleSet(
-    *(delta(op, _slope(op), member.scaled) for op, member in activation.ACTIVATION.items()),
+    *(
+        tangent(op, _slope(op), scaled=member.scaled)
+        for op, member in activation.ACTIVATION.items()
+        if op is not aten.prelu.default
+    ),
+    prelu,
     chain,
     glu,
     name="linearised activations",

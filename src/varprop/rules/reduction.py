@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules.arithmetic import as_moments, negate
-from varprop.rules.gaussian import floored, promote, tails
+from varprop.rules.gaussian import distance, floored, promote, tail
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.structural import mean_args
 
@@ -50,17 +50,20 @@ def maximum(x: Any, y: Any) -> Moments:
     μ = max(μ₁, μ₂) + θ s(−|a|)        Σ = v₁ Φ(a) + v₂ Φ(−a) − θ² s(a) s(−a)
     Exact. (For independent Gaussian operands; coverage says where they share a source.)
     """
-    larger = torch.maximum(mean_of(x), mean_of(y))
+    dtype = torch.promote_types(mean_of(x).dtype, mean_of(y).dtype)
     x, y = (promote(as_moments(part), torch.float32) for part in (x, y))
     theta2 = x.var + y.var
     theta = floored(theta2).sqrt()
-    # Beyond 40 deviations both tails vanish in any precision. The gap is bounded before it is divided, so that
-    # padding and −inf have finite gradients; −inf on both sides is a tie.
-    a = (x.mean - y.mean).nan_to_num().clamp(-40 * theta, 40 * theta) / theta
-    above, below, density = tails(a)
-    rise, fall = density + a * above, density - a * below
-    var = (x.var * above + y.var * below - theta2 * rise * fall).clamp_min(0)
-    return Moments((larger + theta * torch.minimum(rise, fall)).to(larger.dtype), var.to(larger.dtype))
+    limit = torch.finfo(theta.dtype).max / 4
+    gap = x.mean.clamp(-limit, limit) - y.mean.clamp(-limit, limit)  # −inf on both sides is a tie
+    # Beyond 40 deviations the tail vanishes in any precision; bounded before it is divided, a has finite gradients.
+    a = torch.minimum(distance(gap), 40 * theta) / theta
+    outside, density = tail(a)
+    small = density - a * outside
+    x_wins = gap > 0
+    above, below = torch.where(x_wins, 1 - outside, outside), torch.where(x_wins, outside, 1 - outside)
+    var = (x.var * above + y.var * below - theta2 * small * (small + a)).clamp_min(0)
+    return Moments((torch.where(x_wins, x.mean, y.mean) + theta * small).to(dtype), var.to(dtype))
 
 
 @rule(aten.minimum.default, aten.min.other)
@@ -89,8 +92,9 @@ def split(x: Moments, sizes: Any) -> list[Moments]:
 def largest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
     """max over dims.
 
-    Approximation: pairwise Clark maxima, each taken as Gaussian. Of n alike entries the variance comes out too small by
-    4 % for n = 4, 11 % for 9, 21 % for 36; the mean by less than 0.03 deviations.
+    Approximation: pairwise Clark maxima, each taken as Gaussian. The variance comes out too small, typically by 5 % for
+    4 entries, 13 % for 9, 24 % for 36; at worst, while their variances are within a factor of 3 of each other, by 16,
+    28, 36 %, and more beyond. The mean is within 0.05 deviations.
     """
     dims = dims_of(x, dim)
     if not dims:

@@ -1,0 +1,184 @@
+"""Arena: parameters of one group whose state lies in flat vectors, so that one call works on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from varprop.optim.errors import SamplingError, SettingError
+from varprop.optim.settings import Settings
+from varprop.optim.sharded import like, local, local_gradient
+from varprop.optim.update import Scratch, step_
+
+_ALIGN = 16  # entries; vectorised kernels want each part to begin on a boundary
+State = MutableMapping[Any, Any]
+
+
+class Flat(NamedTuple):
+    """One vector and its parts, a view per parameter in the parameter's shape and memory order."""
+
+    whole: Tensor
+    parts: list[Tensor]
+
+
+class Run(NamedTuple):
+    """Neighbouring parameters that take the same step: positions in the list, and where they lie in the vector."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
+class Arena:
+    """Parameters that share a group, a device, a dtype and a lane of noise.
+
+    The optimizer's ``state`` holds views of the vectors, one per parameter. It stays the truth: an arena takes over
+    whatever it finds there, so loading, copying and regrouping parameters work as in any optimizer.
+    """
+
+    def __init__(self, group: dict[str, Any], params: Sequence[Tensor], lane: tuple[int, ...]) -> None:
+        self.group, self.params, self.lane = group, list(params), lane
+        first = local(self.params[0])
+        self.narrow = torch.finfo(first.dtype).bits < 32  # then the mean itself is state: bfloat16 forgets small steps
+        self.dtype = torch.float32 if self.narrow else first.dtype
+        self.device = first.device
+        self.offsets = [0]
+        for weight in self.weights():
+            self.offsets.append(self.offsets[-1] + -(-weight.numel() // _ALIGN) * _ALIGN)
+        self.noise, self.mean, self.hess, self.momentum = (self.new() for _ in range(4))
+        self.scratch = Scratch(self.noise.whole)
+        self.product: Flat | None = None  # mean over draws or ranks of ĝ·ε, where it cannot be formed from .grad
+        self.left: Flat | None = None  # the gradient that belongs to it, as it was left in .grad
+        self.total: tuple[Flat, Flat] | None = None  # product and gradient of the draws before the present one
+        self.versions: list[int] = []
+        kept = {"momentum": self.momentum, "hess": self.hess} | ({"mean": self.mean} if self.narrow else {})
+        self._exposed = [
+            {key: like(p, flat.parts[index]) for key, flat in kept.items()} for index, p in enumerate(self.params)
+        ]
+
+    def new(self) -> Flat:
+        whole = torch.zeros(self.offsets[-1], dtype=self.dtype, device=self.device)
+        parts = []
+        for weight, offset in zip(self.weights(), self.offsets, strict=False):
+            stride = torch.empty_like(weight, device="meta").stride()  # that of a dense copy
+            parts.append(whole.as_strided(weight.shape, stride, offset))
+        return Flat(whole, parts)
+
+    def weights(self) -> list[Tensor]:
+        return [local(p) for p in self.params]
+
+    def gradients(self) -> list[Tensor | None]:
+        """The gradients in the dtype of the state."""
+        found = [local_gradient(p) for p in self.params]
+        if any(g is not None and g.is_sparse for g in found):
+            raise SamplingError("IVON needs dense gradients: build embeddings with sparse=False")
+        return [g if g is None or g.dtype == self.dtype else g.to(self.dtype) for g in found]
+
+    def fits(self, group: dict[str, Any], params: Sequence[Tensor], lane: tuple[int, ...]) -> bool:
+        """Whether these are still the same parameters in the same place."""
+        if group is not self.group or lane != self.lane or len(params) != len(self.params):
+            return False
+        same = all(a is b for a, b in zip(params, self.params, strict=True))
+        return same and all(
+            w.device == self.device and w.shape == part.shape for w, part in zip(self.weights(), self.mean.parts, strict=True)
+        )
+
+    def adopt(self, state: State) -> None:
+        """Put the vectors' views into the optimizer's state, with the values it has or else the initial ones."""
+        for index, (p, exposed) in enumerate(zip(self.params, self._exposed, strict=True)):
+            held = state[p]
+            held.setdefault("step", 0)
+            for key, view in exposed.items():
+                found = held.get(key)
+                if found is view:
+                    continue
+                if found is not None and found.shape != view.shape:
+                    shapes = f"{tuple(found.shape)}, the parameter {tuple(view.shape)}"
+                    raise SettingError(f"{key!r} of parameter {index} has shape {shapes}: the state is another model's")
+                local(view).copy_(self._initial(key, p) if found is None else local(found))
+                held[key] = view
+
+    def _initial(self, key: str, parameter: Tensor) -> Tensor:
+        if key == "mean":
+            return local(parameter)
+        return torch.tensor(float(self.group["hess_init"]) if key == "hess" else 0.0, dtype=torch.float64)
+
+    def keep_means(self) -> None:
+        """Take the weights as the means. Where those are wider than the weights, only weights changed since count."""
+        weights = self.weights()
+        if not self.narrow:
+            torch._foreach_copy_(self.mean.parts, weights)
+            return
+        for weight, mean in zip(weights, self.mean.parts, strict=True):
+            mean.copy_(torch.where(mean.to(weight.dtype) == weight, mean, weight.to(mean.dtype)))
+
+    def perturb(self, noise: Flat) -> None:
+        weights = self.weights()
+        if not self.narrow:
+            torch._foreach_add_(weights, noise.parts)
+        else:
+            torch._foreach_copy_(weights, torch._foreach_add(self.mean.parts, noise.parts))
+
+    def restore(self) -> None:
+        weights = self.weights()
+        torch._foreach_copy_(weights, self.mean.parts)
+        self.versions = [weight._version for weight in weights]
+
+    def heed_changes(self) -> None:
+        """Take over weights that were changed by hand after the means were restored."""
+        if [weight._version for weight in self.weights()] != self.versions:
+            self.keep_means()
+
+    def write_product(self, out: Flat) -> list[Tensor | None]:
+        """ĝ·ε into ``out``; returns the gradients.
+
+        With one draw it is .grad times the noise. Otherwise it was averaged before .grad was complete, and what has
+        been done to .grad since (unscaling, clipping) is repeated on it, entry by entry.
+        """
+        gradients = self.gradients()
+        has = [index for index, g in enumerate(gradients) if g is not None]
+        present: list[Tensor] = [g for g in gradients if g is not None]
+        if not present:
+            return gradients
+        targets = [out.parts[index] for index in has]
+        if self.product is None or self.left is None:
+            if out is not self.noise:
+                torch._foreach_copy_(targets, [self.noise.parts[index] for index in has])
+            torch._foreach_mul_(targets, present)
+            return gradients
+        for index, target, gradient in zip(has, targets, present, strict=True):
+            left = self.left.parts[index]
+            ratio = torch.where(left == 0, 1.0, gradient / left)
+            torch.mul(self.product.parts[index], ratio, out=target)
+        return gradients
+
+    def update(self, state: State) -> None:
+        """Move means and curvatures by one step; parameters without a gradient stay as they are."""
+        settings = Settings.of(self.group)
+        gradients = self.write_product(self.noise)
+        present = [g for g in gradients if g is not None]
+        taken = [part for part, g in zip(self.momentum.parts, gradients, strict=True) if g is not None]
+        if present:
+            torch._foreach_lerp_(taken, present, 1 - settings.beta1)
+        for run in self._runs(gradients, state):
+            where = slice(run.begin, run.end)
+            vectors = (flat.whole[where] for flat in (self.mean, self.momentum, self.hess, self.noise))
+            step = state[self.params[run.first]]["step"] + 1
+            step_(*vectors, step, settings, self.scratch)
+            for p in self.params[run.first : run.last]:
+                state[p]["step"] = step
+        self.product = self.left = self.total = None
+        self.restore()
+
+    def _runs(self, gradients: Sequence[Tensor | None], state: State) -> list[Run]:
+        steps = [None if g is None else state[p]["step"] for p, g in zip(self.params, gradients, strict=True)]
+        bounds = [0, *(i for i in range(1, len(steps)) if steps[i] != steps[i - 1]), len(steps)]
+        return [
+            Run(first, last, self.offsets[first], self.offsets[last])
+            for first, last in zip(bounds, bounds[1:], strict=False)
+            if steps[first] is not None
+        ]

@@ -1,0 +1,169 @@
+"""Exponentials, powers, circular functions, and functions whose moments do not exist."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from varprop.moments import Moments
+from varprop.rules.derivative import UNARY
+from varprop.rules.gaussian import at_least, floored, pdf
+from varprop.rules.quadrature import integrate
+from varprop.rules.ruleset import Op, Rule, rule
+
+aten = torch.ops.aten
+
+
+@rule(aten.exp.default, scaled=True)
+@at_least(torch.float32)
+def exponential(x: Moments) -> Moments:
+    """eˣ is lognormal: mean = e^(μ + v/2), var = e^(2μ + 2v) (1 − e^(−v)). Saturates where torch overflows. Exact."""
+    largest = math.log(torch.finfo(x.mean.dtype).max) - 1
+    return Moments(
+        torch.exp((x.mean + 0.5 * x.var).clamp(max=largest)),
+        torch.exp((2 * x.mean + 2 * x.var).clamp(max=largest)) * -torch.expm1(-x.var),
+    )
+
+
+@rule(aten.elu.default, scaled=True)
+@at_least(torch.float64)
+def elu(x: Moments, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Moments:
+    """scale·x for x > 0, scale·α (e^(cx) − 1) below, c = input_scale.
+
+    var = E[(f − E f)²; x > 0] + E[(f − E f)²; x < 0], from E[e^(cx); x < 0] and E[e^(2cx); x < 0]. In float64, because
+    the terms of the second cancel. Exact.
+    """
+    raised = floored(x.var)
+    std = raised.sqrt()
+    a = x.mean / std
+    above, below = (0.5 * torch.erfc(a * sign * math.sqrt(0.5)) for sign in (-1, 1))
+    density, low = pdf(a), scale * alpha
+    once, twice = (_exponential_below(x.mean, raised, rate * input_scale) for rate in (1, 2))
+    ramp = scale * std * (density + a * above)
+    mean = low * (once - below) + ramp
+    shifted = low * (once + above) + ramp  # mean + scale·α, without cancellation
+    centre = mean - scale * x.mean
+    lower = low * low * twice - 2 * low * shifted * once + shifted.square() * below
+    gain = scale * std
+    upper = gain.square() * (above - a * density) - 2 * gain * centre * density + centre.square() * above
+    return Moments(mean, (lower + upper).clamp(min=0) * (x.var / raised))
+
+
+def _exponential_below(mean: Tensor, var: Tensor, rate: float) -> Tensor:
+    """E[e^(cx); x < 0] = e^(cμ + c²v/2) Φ(−(μ + cv)/√v), in the one of two forms that neither over- nor underflows."""
+    edge = (mean + rate * var) * (2 * var).rsqrt()
+    inner = torch.exp((rate * (mean + 0.5 * rate * var)).clamp(max=0)) * torch.erfc(edge.clamp(max=0))
+    outer = torch.exp(-0.5 * mean * mean / var) * torch.special.erfcx(edge.clamp(min=0))
+    return 0.5 * torch.where(edge < 0, inner, outer)
+
+
+@rule(aten.celu.default, scaled=True)
+def celu(x: Moments, alpha: float = 1.0) -> Moments:
+    """x for x > 0, α (e^(x/α) − 1) below. Exact."""
+    return elu(x, alpha, 1.0, 1 / alpha)
+
+
+@rule(aten.selu.default, scaled=True)
+def selu(x: Moments) -> Moments:
+    """ELU with the self-normalising α and scale. Exact."""
+    return elu(x, 1.6732632423543772, 1.0507009873554805)
+
+
+@rule(aten.mish.default, scaled=True)
+def mish(x: Moments) -> Moments:
+    """x tanh(log(1 + eˣ)), by 128 nodes in float64.
+
+    Approximation: variance within 1e-4 (relative).
+    """
+    return integrate(torch.nn.functional.mish, x)
+
+
+LEGENDRE = zip(*np.polynomial.legendre.leggauss(8), strict=True)
+ERF_RULE = tuple((0.5 + 0.5 * float(t), 0.5 * float(weight)) for t, weight in LEGENDRE)
+
+
+@rule(aten.erf.default, scaled=True)
+@at_least(torch.float32)
+def erf(x: Moments) -> Moments:
+    """erf(x). mean = erf(h), h² = μ²/(1 + 2v); var = (4S/π) ∫₀¹ exp(−2h² (1+s²)/(1+s)²)/(1+s²) dt, s = St.
+
+    S = 4v/(1 + √(1+4v))². This is ∫₀ᵛ E[f'(X) f'(X_r)] dr, the covariance r of X and X_r being v·2s/(1+s²) at most.
+    Approximation: variance within 1e-3 (relative).
+    """
+    h = x.mean * torch.rsqrt(1 + 2 * x.var)
+    reach = 4 * x.var / (1 + (1 + 4 * x.var).sqrt()).square()
+    total = torch.zeros_like(h)
+    for t, weight in ERF_RULE:
+        s = t * reach
+        scale = 1 + s.square()
+        total = total + weight * torch.exp(-2 * scale * (h / (1 + s)).square()) / scale
+    return Moments(torch.erf(h), (4 / math.pi) * reach * total)
+
+
+@rule(aten.sin.default, scaled=True)
+@at_least(torch.float32)
+def sine(x: Moments) -> Moments:
+    """sin x. With q = e^(−v): mean = √q sin μ, var = (1 − q) [(1 − q)/2 + q cos² μ]. Exact."""
+    return _wave(x, torch.sin(x.mean), torch.cos(x.mean))
+
+
+@rule(aten.cos.default, scaled=True)
+@at_least(torch.float32)
+def cosine(x: Moments) -> Moments:
+    """cos x. With q = e^(−v): mean = √q cos μ, var = (1 − q) [(1 − q)/2 + q sin² μ]. Exact."""
+    return _wave(x, torch.cos(x.mean), torch.sin(x.mean))
+
+
+def _wave(x: Moments, value: Tensor, slope: Tensor) -> Moments:
+    lost = -torch.expm1(-x.var)
+    return Moments(torch.exp(-0.5 * x.var) * value, lost * (0.5 * lost + (1 - lost) * slope.square()))
+
+
+@rule(aten.pow.Tensor_Scalar, scaled=True)
+@at_least(torch.float32)
+def power(x: Moments, exponent: float) -> Moments:
+    """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares.
+
+    Approximation: none for those; other exponents are linearised, because their exact moments do not exist.
+    """
+    if exponent < 0 or exponent != int(exponent):
+        return _tangent(x, x.mean**exponent, exponent * x.mean ** (exponent - 1))
+    n = int(exponent)
+    var = torch.zeros_like(x.mean)
+    for k in range(1, n + 1):
+        var = var + math.perm(n, k) ** 2 / math.factorial(k) * x.var**k * _raw_moment(x, n - k).square()
+    return Moments(_raw_moment(x, n), var)
+
+
+def _raw_moment(x: Moments, n: int) -> Tensor:
+    """E[xⁿ]; the j-th term counts the ways to pair off 2j of the n factors."""
+    total = torch.zeros_like(x.mean)
+    for j in range(n // 2 + 1):
+        pairings = math.comb(n, 2 * j) * math.factorial(2 * j) // (2**j * math.factorial(j))
+        total = total + pairings * x.mean ** (n - 2 * j) * x.var**j
+    return total
+
+
+@rule(aten.square.default, scaled=True)
+@at_least(torch.float32)
+def square(x: Moments) -> Moments:
+    """x². mean = μ² + v, var = 2v (2μ² + v). Exact."""
+    return Moments(x.mean.square() + x.var, 2 * x.var * (2 * x.mean.square() + x.var))
+
+
+def _tangent(x: Moments, value: Tensor, slope: Tensor) -> Moments:
+    return Moments(value, slope.square() * x.var)
+
+
+def singular(op: Op) -> Rule:
+    """The rule of a function that has a singularity."""
+
+    @rule(op)
+    def tangent(x: Moments) -> Moments:
+        """f(μ), f'(μ)² v. Approximation: linearised; the exact moments do not exist."""
+        return _tangent(x, op(x.mean), UNARY[op](x.mean))
+
+    return tangent

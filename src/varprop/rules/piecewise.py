@@ -1,0 +1,181 @@
+"""Activations made of straight lines, parabolas and steps. Their moments are closed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from varprop.errors import RuleError
+from varprop.moments import Moments, is_random, mean_of
+from varprop.rules.gaussian import at_least, distance, floored, pdf, ramp, rectified, tail
+from varprop.rules.ruleset import rule
+
+aten = torch.ops.aten
+
+
+@rule(aten.relu.default, scaled=True)
+@at_least(torch.float32)
+def relu(x: Moments) -> Moments:
+    """max(x, 0). With a = μ/√v, s(a) = φ(a) + aΦ(a): mean = √v s(a), var = v [Φ(a) − s(a)s(−a)]. Exact."""
+    y = rectified(x)
+    return Moments(y.mean, y.var.clamp(min=0))
+
+
+def _rectify(x: Moments, slope: Any, slope_var: Any = 0.0) -> Moments:
+    """x for x > 0, w·x below, E[w] = slope: the difference of x⁺ and w x⁻, of which one is always 0.
+
+    var = v [Φ(a) + slope² Φ(−a) − (1 − slope)² s(a)s(−a)] + Var[w] E[(x⁻)²]
+    """
+    excess, outside, product = ramp(x.mean, x.var)
+    positive = x.mean > 0
+    below = torch.where(positive, outside, 1 - outside)
+    spread = torch.where(positive, 1 - outside, outside) + slope * slope * below - (1 - slope) ** 2 * product
+    square = x.var * (below - product) + (F.relu(-x.mean) + excess).square()
+    mean = torch.where(positive, x.mean, slope * x.mean) + (1 - slope) * excess
+    return Moments(mean, (x.var * spread + slope_var * square).clamp(min=0))
+
+
+@rule(aten.leaky_relu.default, scaled=True)
+@at_least(torch.float32)
+def leaky_relu(x: Moments, negative_slope: float = 0.01) -> Moments:
+    """x for x > 0, slope·x below. var = v [Φ(a) + slope² Φ(−a) − (1 − slope)² s(a)s(−a)], see relu. Exact."""
+    return _rectify(x, negative_slope)
+
+
+@rule(aten.abs.default, scaled=True)
+@at_least(torch.float32)
+def absolute(x: Moments) -> Moments:
+    """|x|, a leaky ReLU of slope −1. Exact."""
+    return _rectify(x, -1.0)
+
+
+@rule(aten.prelu.default, scaled=True)
+def prelu(x: Any, weight: Any) -> Moments:
+    """x for x > 0, w·x below, w per channel: leaky_relu's rule, plus Var[w] E[(x⁻)²] where w is random. Exact."""
+    if not is_random(x):
+        x = Moments(x, torch.zeros_like(x))
+    channels = (-1, *[1] * (x.mean.ndim - 2)) if x.mean.ndim > 1 else ()
+    slope_var = weight.var.reshape(channels) if is_random(weight) else 0.0
+    return at_least(torch.float32)(_rectify)(x, mean_of(weight).reshape(channels), slope_var)
+
+
+@at_least(torch.float64)
+def piecewise(x: Moments, value: Tensor, knots: Sequence[float], pieces: Sequence[Sequence[float]]) -> Moments:
+    """Polynomials of degree ≤ 2, as coefficients of 1, x, x², between ascending knots; ``value`` is f(μ), for v = 0.
+
+    var = Σ ∫ (f − E f)² over the pieces, by the moments ∫ zⁿ φ(z) dz of each, n ≤ 4. In float64, because the terms of a
+    piece cancel each other.
+    """
+    raised = floored(x.var)
+    std = raised.sqrt()
+    below = [_moments_below((knot - x.mean) / std) for knot in knots]
+    below = [[0.0] * 5, *below, [1.0, 0.0, 1.0, 0.0, 3.0]]
+    between = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(below)]
+    local = [_around(x.mean, std, *piece) for piece in pieces]
+    mean = torch.zeros_like(std)
+    for (c0, c1, c2), (m0, m1, m2, _, _) in zip(local, between, strict=True):
+        mean = mean + c0 * m0 + c1 * m1 + c2 * m2
+    var = torch.zeros_like(std)
+    for (c0, c1, c2), (m0, m1, m2, m3, m4) in zip(local, between, strict=True):
+        d = c0 - mean
+        var = var + d * d * m0 + 2 * d * c1 * m1 + (c1 * c1 + 2 * d * c2) * m2 + 2 * c1 * c2 * m3 + c2 * c2 * m4
+    return Moments(torch.where(x.var > 0, mean, value), var.clamp(min=0) * (x.var / raised))
+
+
+def _moments_below(z: Tensor) -> list[Tensor]:
+    """∫ tⁿ φ(t) dt up to z, n = 0 … 4."""
+    mass, density = 0.5 * torch.erfc(z * -math.sqrt(0.5)), pdf(z)
+    return [mass, -density, mass - z * density, -(z * z + 2) * density, 3 * mass - (z * z + 3) * z * density]
+
+
+def _around(mean: Tensor, std: Tensor, c0: float, c1: float = 0.0, c2: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The coefficients in z of a polynomial in x = μ + σz."""
+    return c0 + mean * (c1 + c2 * mean), (c1 + 2 * c2 * mean) * std, c2 * std.square()
+
+
+@rule(aten.clamp.default, scaled=True)
+def clamp(x: Moments, min: float | None = None, max: float | None = None) -> Moments:
+    """min(max(x, lower), upper), either of which may be missing. Exact."""
+    if max is None:
+        return clamp_min(x, min)
+    if min is None:
+        return clamp_max(x, max)
+    lower = min if min < max else max  # torch lets the upper bound win
+    return piecewise(x, x.mean.clamp(min, max), (lower, max), ((lower,), (0.0, 1.0), (max,)))
+
+
+@rule(aten.clamp_min.default, scaled=True)
+def clamp_min(x: Moments, min: float) -> Moments:
+    """max(x, lower) = lower + relu(x − lower). Exact."""
+    y = relu(Moments(x.mean - min, x.var))
+    return Moments(y.mean + min, y.var)
+
+
+@rule(aten.clamp_max.default, scaled=True)
+def clamp_max(x: Moments, max: float) -> Moments:
+    """min(x, upper) = upper − relu(upper − x). Exact."""
+    y = relu(Moments(max - x.mean, x.var))
+    return Moments(max - y.mean, y.var)
+
+
+@rule(aten.hardtanh.default, scaled=True)
+def hardtanh(x: Moments, min_val: float = -1, max_val: float = 1) -> Moments:
+    """clamp(x, −1, 1), or other bounds. Exact."""
+    return clamp(x, min_val, max_val)
+
+
+@rule(aten.relu6.default, scaled=True)
+def relu6(x: Moments) -> Moments:
+    """clamp(x, 0, 6). Exact."""
+    return clamp(x, 0.0, 6.0)
+
+
+@rule(aten.hardsigmoid.default, scaled=True)
+def hardsigmoid(x: Moments) -> Moments:
+    """clamp(x/6 + 1/2, 0, 1). Exact."""
+    return piecewise(x, F.hardsigmoid(x.mean), (-3.0, 3.0), ((0.0,), (0.5, 1 / 6), (1.0,)))
+
+
+@rule(aten.hardswish.default, scaled=True)
+def hardswish(x: Moments) -> Moments:
+    """x · clamp(x/6 + 1/2, 0, 1). Exact."""
+    return piecewise(x, F.hardswish(x.mean), (-3.0, 3.0), ((0.0,), (0.0, 0.5, 1 / 6), (0.0, 1.0)))
+
+
+@rule(aten.threshold.default, scaled=True)
+def threshold(x: Moments, threshold: float, value: float) -> Moments:
+    """x above the threshold, a constant below. Exact."""
+    return piecewise(x, F.threshold(x.mean, threshold, value), (threshold,), ((value,), (0.0, 1.0)))
+
+
+def _step(x: Moments, value: Tensor) -> Moments:
+    """1[x > 0]: mean Φ(a), var Φ(a)Φ(−a); ``value`` is f(μ), for v = 0."""
+    outside, _ = tail(distance(x.mean) / floored(x.var).sqrt())
+    random = x.var > 0
+    above = torch.where(x.mean > 0, 1 - outside, outside)
+    return Moments(
+        torch.where(random, above, value), torch.where(random, outside * (1 - outside), torch.zeros_like(x.var))
+    )
+
+
+@rule(aten.heaviside.default, scaled=True)
+@at_least(torch.float32)
+def heaviside(x: Moments, values: Tensor) -> Moments:
+    """1 for x > 0, 0 below; mean Φ(μ/√v), var Φ(μ/√v) Φ(−μ/√v). Exact."""
+    if is_random(values):
+        raise RuleError("heaviside: the value at 0 cannot be random")
+    return _step(x, torch.heaviside(x.mean, values.to(x.mean.dtype)))
+
+
+@rule(aten.sign.default, scaled=True)
+@at_least(torch.float32)
+def sign(x: Moments) -> Moments:
+    """±1: twice the step, less 1. Exact."""
+    y = _step(x, 0.5 + 0.5 * torch.sign(x.mean))
+    return Moments(2 * y.mean - 1, 4 * y.var)

@@ -1,0 +1,134 @@
+"""Rules and rule sets as values, and what every rule must say about itself."""
+
+import functools
+
+import pytest
+import torch
+
+import varprop as vp
+from varprop.errors import RuleError
+from varprop.rules import linearized
+from varprop.rules.activation import ACTIVATION
+from varprop.rules.normalization import NORMALIZATION
+
+aten = torch.ops.aten
+
+RULES = {(rules.name, op): rules[op] for rules in (vp.CVP, vp.STREAMLINING) for op in rules}
+
+
+@vp.rule(aten.exp2.default)
+def exp2(x):
+    """y = 2^x. Exact."""
+    return x
+
+
+@vp.rule(aten.exp2.default, aten.relu.default, scaled=True)
+def both(x):
+    """Two at once. Approximation: all
+    of it.
+    """
+    return x
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=[f"{name}-{op}" for name, op in RULES])
+def test_every_rule_says_how_exact_it_is(rule):
+    assert rule.summary
+    assert rule.approximation is None or (rule.approximation and "does not say" not in rule.approximation)
+    assert rule.name.isidentifier()
+
+
+@pytest.mark.parametrize("op", vp.CVP, ids=str)
+def test_both_sets_scale_at_the_same_ops(op):
+    assert vp.CVP[op].scaled == vp.STREAMLINING[op].scaled
+
+
+def test_scales_sit_before_activations_and_norms_with_input_statistics():
+    scaled = {op for op in vp.CVP if vp.CVP[op].scaled}
+    assert {aten.relu.default, aten.gelu.default, aten.layer_norm.default, aten.rms_norm.default} <= scaled
+    assert not {aten._native_batch_norm_legit_no_training.default, aten.linear.default, aten.add.Tensor} & scaled
+
+
+def test_a_rule_describes_itself():
+    assert exp2.name == "exp2"
+    assert exp2.summary == "y = 2^x. Exact."
+    assert exp2.approximation is None
+    assert both.approximation == "all of it."
+    assert "does not say" in vp.rule(aten.exp2.default)(lambda x: x).approximation
+
+
+def test_a_rule_may_be_a_partial_or_wrapped_function():
+    def scaled_copy(x, factor):
+        """y = f x. Exact."""
+        return vp.Moments(factor * x.mean, factor**2 * x.var)
+
+    rule = vp.rule(aten.exp2.default)(functools.partial(scaled_copy, factor=2.0))
+    assert (rule.name, rule.summary, rule.approximation) == ("scaled_copy", "y = f x. Exact.", None)
+
+
+def test_a_rule_is_called_like_its_function():
+    x = vp.Moments(torch.ones(2), torch.ones(2))
+    assert exp2(x) is x
+
+
+@pytest.mark.parametrize("ops", [(), ("aten.relu.default",)])
+def test_rule_wants_ops(ops):
+    with pytest.raises(RuleError, match="takes the ops it is for"):
+        vp.rule(*ops)
+
+
+def test_sets_are_maps_from_ops():
+    rules = vp.RuleSet(exp2, name="mine")
+    assert dict(rules) == {aten.exp2.default: exp2}
+    assert repr(rules) == "<RuleSet mine: 1 ops>"
+    assert "unnamed" in repr(vp.RuleSet())
+
+
+def test_merging_makes_a_new_set():
+    extended = vp.CVP | exp2
+    assert extended[aten.exp2.default] is exp2
+    assert aten.exp2.default not in vp.CVP
+    assert len(extended) == len(vp.CVP) + 1
+    assert extended.name == "CVP"
+
+
+def test_merging_refuses_a_clash():
+    with pytest.raises(RuleError, match=r"aten.relu.default already has a rule, \w+: override it with replace"):
+        vp.CVP | both
+    with pytest.raises(RuleError, match=r"aten.exp2.default already has a rule, exp2"):
+        vp.RuleSet(exp2, both)
+
+
+def test_merging_refuses_what_is_no_rule():
+    with pytest.raises(RuleError, match=r"not function: decorate it with @rule"):
+        vp.CVP | (lambda x: x)
+
+
+def test_replacing_overrides():
+    replaced = (vp.CVP | exp2).replace(both)
+    assert replaced[aten.exp2.default] is replaced[aten.relu.default] is both
+    assert replaced[aten.gelu.default] is vp.CVP[aten.gelu.default]
+    assert vp.CVP[aten.relu.default] is not both
+
+
+def test_replacing_refuses_the_unknown():
+    with pytest.raises(RuleError, match=r"nothing to replace for aten.exp2.default: add it with"):
+        vp.CVP.replace(exp2)
+
+
+def test_replacing_names_the_new_set():
+    assert vp.CVP.replace(NORMALIZATION).name == "CVP (changed)"
+    assert vp.CVP.replace(NORMALIZATION, name="again").name == "again"
+    assert (vp.CVP.name, vp.STREAMLINING.name) == ("CVP", "STREAMLINING")
+
+
+@pytest.mark.parametrize(
+    ("members", "changed"),
+    [(linearized.NORMALIZATION, NORMALIZATION), (linearized.ACTIVATION, ACTIVATION)],
+    ids=["CVP without the norm rule", "CVP without exact activations"],
+)
+def test_the_papers_variants_are_replacements(members, changed):
+    variant = vp.CVP.replace(members)
+    assert set(variant) == set(vp.CVP)
+    assert set(members) >= set(changed)
+    for op in vp.CVP:
+        assert variant[op] is (members[op] if op in members else vp.CVP[op])
