@@ -13,7 +13,7 @@ import varprop as vp
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
@@ -31,7 +31,7 @@ def _tokens(**more: Tensor) -> Batch:
 
 
 def _vit(**options: Any) -> tuple[nn.Module, Batch]:
-    config = transformers.ViTConfig(**SMALL, image_size=16, patch_size=4, num_labels=5, **options)
+    config = transformers.ViTConfig(**{**SMALL, "num_hidden_layers": 2}, image_size=16, patch_size=4, num_labels=5, **options)
     return transformers.ViTForImageClassification(config), _images()
 
 
@@ -42,7 +42,7 @@ def _bert(**options: Any) -> tuple[nn.Module, Batch]:
 
 def _distilbert(**options: Any) -> tuple[nn.Module, Batch]:
     config = transformers.DistilBertConfig(
-        dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=50, num_labels=3, **options
+        dim=32, n_layers=1, n_heads=4, hidden_dim=48, vocab_size=50, num_labels=3, **options
     )
     return transformers.DistilBertForSequenceClassification(config), _tokens(attention_mask=PADDED)
 
@@ -66,7 +66,7 @@ def _clip(**options: Any) -> tuple[nn.Module, Batch]:
 
 def _gpt2(**options: Any) -> tuple[nn.Module, Batch]:
     tokens = {"bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32, **tokens, **options)
+    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50, n_positions=32, **tokens, **options)
     return transformers.GPT2LMHeadModel(config), _tokens()
 
 

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "errors": set(),
     "moments": set(),
     "ops": set(),
+    "optim": {"errors"},
     "posterior": {"errors", "moments"},
     "rules": {"errors", "moments", "ops"},
     "capture": {"errors", "moments", "ops", "rules"},

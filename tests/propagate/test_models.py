@@ -63,8 +63,12 @@ def test_eager_attention_equals_sdpa(name):
     _, batch, _, result = propagated(name)
     model, _ = make(name, attn_implementation="eager")
     eager = vp.propagate(model, posterior_of(model))(**batch)
-    torch.testing.assert_close(eager.mean, result.mean, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(eager.var, result.var, rtol=1e-5, atol=1e-5)
+    seen = slice(None)
+    if result.mean.ndim == 3 and "attention_mask" in batch:
+        # Where a padding token sees nothing at all, the two implementations differ in the plain model already.
+        seen = batch["attention_mask"].bool()
+    torch.testing.assert_close(eager.mean[seen], result.mean[seen], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(eager.var[seen], result.var[seen], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

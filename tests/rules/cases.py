@@ -231,6 +231,7 @@ def activation() -> Iterator[Case]:
         aten.relu6.default,
         aten.selu.default,
         aten.sigmoid.default,
+        aten.sign.default,
         aten.silu.default,
         aten.softplus.default,
         aten.tanh.default,
@@ -247,17 +248,26 @@ def activation() -> Iterator[Case]:
     yield Case(aten.clamp.default, (x, None, 0.5), **bounded, note="max only")
     yield Case(aten.clamp_min.default, (x, -0.5), **bounded)
     yield Case(aten.clamp_max.default, (x, 0.5), **bounded)
+    yield Case(aten.threshold.default, (x, 0.3, -1.0), **bounded)
+    yield Case(aten.heaviside.default, (x, s.constant(5)), **bounded)
+    yield Case(aten.prelu.default, (x, s.random(5)), **bounded)
+    yield Case(aten.prelu.default, (x, s.constant(5)), **bounded, note="constant weight")
+    yield Case(aten.prelu.default, (x.mean, s.random(5)), note="random weight")
+    yield Case(aten.prelu.default, (s.random(2, 3, 4), s.random(1)), **bounded, note="one weight")
     yield Case(aten.square.default, (x,), **bounded)
-    for exponent in (2, 3):
+    for exponent in (2, 3, 4):
         yield Case(aten.pow.Tensor_Scalar, (x, exponent), **bounded, note=str(exponent))
     yield Case(aten.sin.default, (x,), **bounded)
     yield Case(aten.cos.default, (x,), **bounded)
     yield Case(
         aten.exp.default, (s.random(4, 5, var=0.1),), **bounded, mean_scales=(1e-3, 1.0), var_scales=(1e-8, 1e-3, 1.0)
     )
-    away = s.random(4, 5, mean=4.0, spread=0.3, var=0.05)  # 10 deviations from 0
+    # Linearised: by half the curvature the mean is off, by 0.75 √v/μ of the deviation at most (rsqrt, reciprocal: 1).
+    away = s.random(4, 5, mean=4.0, spread=0.3, var=0.005)
+    narrow = {"bias": (0.03, 0.01), "mean_scales": (1.0, 1e3), "var_scales": (1e-8, 1e-3, 1.0, 10.0)}
     for op in (aten.log.default, aten.log1p.default, aten.reciprocal.default, aten.rsqrt.default, aten.sqrt.default):
-        yield Case(op, (away,), **bounded, mean_scales=(1.0, 1e3), var_scales=(1e-8, 1e-3, 1.0))
+        yield Case(op, (away,), **narrow)
+    yield Case(aten.pow.Tensor_Scalar, (away, 1.5), **narrow, note="1.5")
     yield Case(aten.glu.default, (s.random(3, 6),), **bounded)
     yield Case(aten.glu.default, (s.random(4, 3), 0), **bounded, note="dim 0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,16 +46,15 @@ class Arena:
         first = local(self.params[0])
         self.narrow = torch.finfo(first.dtype).bits < 32  # then the mean itself is state: bfloat16 forgets small steps
         self.dtype = torch.float32 if self.narrow else first.dtype
-        self.device = first.device
+        self.device, self._weight_dtype = first.device, first.dtype
         self.offsets = [0]
         for weight in self.weights():
             self.offsets.append(self.offsets[-1] + -(-weight.numel() // _ALIGN) * _ALIGN)
         self.noise, self.mean, self.hess, self.momentum = (self.new() for _ in range(4))
         self.scratch = Scratch(self.noise.whole)
-        self.product: Flat | None = None  # mean over draws or ranks of ĝ·ε, where it cannot be formed from .grad
-        self.left: Flat | None = None  # the gradient that belongs to it, as it was left in .grad
-        self.total: tuple[Flat, Flat] | None = None  # product and gradient of the draws before the present one
-        self.versions: list[int] = []
+        self._spare: dict[str, Flat] = {}
+        self.averaged = False  # ĝ·ε was averaged over draws or ranks: it is "product", belonging to the gradient "left"
+        self._versions: list[int] = []
         kept = {"momentum": self.momentum, "hess": self.hess} | ({"mean": self.mean} if self.narrow else {})
         self._exposed = [
             {key: like(p, flat.parts[index]) for key, flat in kept.items()} for index, p in enumerate(self.params)
@@ -67,6 +67,12 @@ class Arena:
             stride = torch.empty_like(weight, device="meta").stride()  # that of a dense copy
             parts.append(whole.as_strided(weight.shape, stride, offset))
         return Flat(whole, parts)
+
+    def spare(self, name: str) -> Flat:
+        """A vector that only some ways of training need."""
+        if name not in self._spare:
+            self._spare[name] = self.new()
+        return self._spare[name]
 
     def weights(self) -> list[Tensor]:
         return [local(p) for p in self.params]
@@ -82,9 +88,9 @@ class Arena:
         """Whether these are still the same parameters in the same place."""
         if group is not self.group or lane != self.lane or len(params) != len(self.params):
             return False
-        same = all(a is b for a, b in zip(params, self.params, strict=True))
-        return same and all(
-            w.device == self.device and w.shape == part.shape for w, part in zip(self.weights(), self.mean.parts, strict=True)
+        return all(a is b for a, b in zip(params, self.params, strict=True)) and all(
+            w.device == self.device and w.dtype == self._weight_dtype and w.shape == part.shape
+            for w, part in zip(self.weights(), self.mean.parts, strict=True)
         )
 
     def adopt(self, state: State) -> None:
@@ -126,11 +132,11 @@ class Arena:
     def restore(self) -> None:
         weights = self.weights()
         torch._foreach_copy_(weights, self.mean.parts)
-        self.versions = [weight._version for weight in weights]
+        self._versions = [weight._version for weight in weights]
 
     def heed_changes(self) -> None:
         """Take over weights that were changed by hand after the means were restored."""
-        if [weight._version for weight in self.weights()] != self.versions:
+        if [weight._version for weight in self.weights()] != self._versions:
             self.keep_means()
 
     def write_product(self, out: Flat) -> list[Tensor | None]:
@@ -145,16 +151,24 @@ class Arena:
         if not present:
             return gradients
         targets = [out.parts[index] for index in has]
-        if self.product is None or self.left is None:
+        if not self.averaged:
             if out is not self.noise:
                 torch._foreach_copy_(targets, [self.noise.parts[index] for index in has])
             torch._foreach_mul_(targets, present)
             return gradients
+        products, lefts = self.spare("product").parts, self.spare("left").parts
         for index, target, gradient in zip(has, targets, present, strict=True):
-            left = self.left.parts[index]
-            ratio = torch.where(left == 0, 1.0, gradient / left)
-            torch.mul(self.product.parts[index], ratio, out=target)
+            ratio = torch.where(lefts[index] == 0, 1.0, gradient / lefts[index])
+            torch.mul(products[index], ratio, out=target)
         return gradients
+
+    def leave_averages(self) -> None:
+        """From now on ĝ·ε is "total product", and belongs to what .grad holds."""
+        self.spare("product").whole.copy_(self.spare("total product").whole)
+        for left, gradient in zip(self.spare("left").parts, self.gradients(), strict=True):
+            if gradient is not None:
+                left.copy_(gradient)
+        self.averaged = True
 
     def update(self, state: State) -> None:
         """Move means and curvatures by one step; parameters without a gradient stay as they are."""
@@ -166,12 +180,14 @@ class Arena:
             torch._foreach_lerp_(taken, present, 1 - settings.beta1)
         for run in self._runs(gradients, state):
             where = slice(run.begin, run.end)
-            vectors = (flat.whole[where] for flat in (self.mean, self.momentum, self.hess, self.noise))
+            mean, momentum, hess, product = (
+                flat.whole[where] for flat in (self.mean, self.momentum, self.hess, self.noise)
+            )
             step = state[self.params[run.first]]["step"] + 1
-            step_(*vectors, step, settings, self.scratch)
+            step_(mean, momentum, hess, product, step, settings, self.scratch)
             for p in self.params[run.first : run.last]:
                 state[p]["step"] = step
-        self.product = self.left = self.total = None
+        self.averaged = False
         self.restore()
 
     def _runs(self, gradients: Sequence[Tensor | None], state: State) -> list[Run]:
@@ -179,6 +195,6 @@ class Arena:
         bounds = [0, *(i for i in range(1, len(steps)) if steps[i] != steps[i - 1]), len(steps)]
         return [
             Run(first, last, self.offsets[first], self.offsets[last])
-            for first, last in zip(bounds, bounds[1:], strict=False)
+            for first, last in itertools.pairwise(bounds)
             if steps[first] is not None
         ]

@@ -17,17 +17,18 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """The memory of this rank; a plain tensor is its own."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def local_gradient(parameter: Tensor) -> Tensor | None:
-    gradient: Any = parameter.grad
+def local_gradient(parameter: Any) -> Tensor | None:
+    gradient = parameter.grad
     if gradient is None or not is_sharded(gradient):
         return gradient
-    placements = parameter.placements  # type: ignore[attr-defined]
-    return local(gradient if gradient.placements == placements else gradient.redistribute(placements=placements))
+    if gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return local(gradient)
 
 
 def like(parameter: Any, shard: Tensor) -> Tensor:

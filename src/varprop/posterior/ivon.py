@@ -1,7 +1,7 @@
 """The Gaussian an IVON optimizer has learnt, read by duck typing from the optimizer or its state dict.
 
 Two layouts are read: one flat vector of curvatures per parameter group, ``group["hess"]``, as in checkpoints of the
-``ivon-opt`` package; or one tensor per parameter, ``state[parameter]["hess"]``.
+``ivon-opt`` package; or one tensor per parameter, ``state[parameter]["hess"]``, as in varprop's own IVON.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ def _variances(group: _Group) -> _Tensors:
         raise PosteriorError(f"ess is {ess} and weight_decay {weight_decay}: they must be positive and not negative")
     var = {}
     for name, parameter in group.parameters.items():
+        if name not in hess:
+            continue
         # IVON keeps hess + weight_decay positive, not hess itself, which may go a little below zero.
         precision = ess * (hess[name].to(torch.promote_types(hess[name].dtype, torch.float32)) + weight_decay)
         if wrong := int((~(precision.isfinite() & (precision > 0))).sum()):
@@ -154,17 +156,18 @@ def _curvatures(group: _Group) -> _Tensors:
     """The curvature of each parameter, in its shape."""
     if "hess" not in group.options:
         missing = [name for name, state in group.states.items() if not isinstance(state.get("hess"), Tensor)]
-        if missing:
+        initial = _before_the_first_draw(group, missing)
+        if missing and initial is None:
             raise PosteriorError(
                 f'no "hess" for {_few(missing)}: only an IVON optimizer that holds its curvature can be read; '
                 "other posteriors come in by from_tensors"
             )
-        hess = {name: state["hess"] for name, state in group.states.items()}
-        for name, parameter in group.parameters.items():
-            if hess[name].shape != parameter.shape:
-                shapes = f"{tuple(hess[name].shape)}, the parameter {tuple(parameter.shape)}"
+        hess = {name: state["hess"] for name, state in group.states.items() if name not in missing}
+        for name, found in hess.items():
+            if found.shape != group.parameters[name].shape:
+                shapes = f"{tuple(found.shape)}, the parameter {tuple(group.parameters[name].shape)}"
                 raise PosteriorError(f'"hess" of {name!r} has shape {shapes}')
-        return hess
+        return hess | (initial or {})
     flat = group.options["hess"]
     sizes = [parameter.numel() for parameter in group.parameters.values()]
     if not isinstance(flat, Tensor) or flat.numel() != sum(sizes):
@@ -175,6 +178,18 @@ def _curvatures(group: _Group) -> _Tensors:
         )
     parts = flat.detach().reshape(-1).split(sizes)
     return {name: part.view(group.parameters[name].shape) for name, part in zip(group.parameters, parts, strict=True)}
+
+
+def _before_the_first_draw(group: _Group, names: Sequence[str]) -> _Tensors | None:
+    """Curvatures of parameters our own IVON has not sampled yet; the frozen ones among them are deterministic.
+
+    ``None`` if the group is not our IVON's, which counts its draws: then a missing curvature is an error.
+    """
+    if "draws" not in group.options:
+        return None
+    trainable = [name for name in names if group.parameters[name].requires_grad]
+    start = _number(group.options, "hess_init") if trainable else 0.0
+    return {name: torch.full(group.parameters[name].shape, start) for name in trainable}
 
 
 def _few(names: Iterable[str]) -> str:
@@ -197,10 +212,19 @@ def _number(options: Mapping[str, Any], key: str) -> float:
 def _refuse_sampled(optimizer: Any) -> None:
     """Refuse while the weights are a draw instead of the mean.
 
-    ``ivon-opt`` leaves no mark of that, so we look at what it cannot avoid. Its context manager is a generator that
-    stays suspended and refers to the optimizer. And a step leaves the parameters of a group as views of one vector,
-    while a draw, also one left behind by an exception, gives each parameter memory of its own.
+    Our own IVON says so, also from inside a trainer's wrapper. ``ivon-opt`` leaves no mark of that, so we look at what
+    it cannot avoid. Its context manager is a generator that stays suspended and refers to the optimizer. And a step
+    leaves the parameters of a group as views of one vector, while a draw, also one left behind by an exception, gives
+    each parameter memory of its own.
     """
+    told = getattr(optimizer, "perturbed", getattr(getattr(optimizer, "optimizer", None), "perturbed", None))
+    if isinstance(told, bool):
+        if told:
+            raise PosteriorError(
+                "the weights are a sample now, not the mean: call optimizer.eval() first, or from_ivon outside the "
+                "optimizer's sampled_params() block"
+            )
+        return
     sampler = getattr(type(optimizer), "sampled_params", None)
     code = getattr(inspect.unwrap(sampler), "__code__", None) if callable(sampler) else None
     if code is None:

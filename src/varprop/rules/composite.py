@@ -9,10 +9,10 @@ from torch import Tensor, fx
 
 from varprop import ops
 from varprop.moments import Moments, mean_of
-from varprop.rules.activation import sigmoid
 from varprop.rules.arithmetic import add, moments, multiply
 from varprop.rules.derivative import degree, differentiate
 from varprop.rules.linear import linear
+from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate
 from varprop.rules.ruleset import RuleSet, rule
 

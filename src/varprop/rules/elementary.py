@@ -127,7 +127,7 @@ def _wave(x: Moments, value: Tensor, slope: Tensor) -> Moments:
 def power(x: Moments, exponent: float) -> Moments:
     """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares.
 
-    Approximation: none for those; other exponents are linearised, because their exact moments do not exist.
+    Approximation: none for these; any other exponent is linearised, because the exact moments do not exist.
     """
     if exponent < 0 or exponent != int(exponent):
         return _tangent(x, x.mean**exponent, exponent * x.mean ** (exponent - 1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from varprop import ops
-from varprop.moments import Moments, is_random
+from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import activation
 from varprop.rules.arithmetic import as_moments, moments, multiply, negate
 from varprop.rules.derivative import UNARY, differentiate, tangent
@@ -32,7 +32,7 @@ def glu(x: Moments, dim: int = -1) -> Moments:
     """y = a σ(b), a and b the halves of x. Approximation: σ by the Delta method, first order in the deviation."""
     half = x.mean.shape[dim] // 2
     values, gates = (Moments(*(part.narrow(dim, start, half) for part in x)) for start in (0, half))
-    return multiply(values, delta(aten.sigmoid.default, UNARY[aten.sigmoid.default], scaled=True)(gates))
+    return multiply(values, tangent(aten.sigmoid.default, UNARY[aten.sigmoid.default], scaled=True)(gates))
 
 
 def _quick_gelu_slope(x: Tensor) -> Tensor:
@@ -52,25 +52,26 @@ def prelu(x: Any, weight: Any) -> Moments:
     return Moments(aten.prelu.default(mean, slope), var)
 
 
-def _flat(x: Tensor, *args: Any) -> Tensor:
-    """The slope of a step."""
-    return torch.zeros_like(x)
+def _step(op: Op) -> Rule:
+    @rule(op, scaled=True)
+    def step(x: Moments, *args: Any) -> Moments:
+        """f(μ), whose slope is 0. Approximation: the Delta method, first order in the deviation."""
+        return Moments(op(x.mean.detach(), *args), torch.zeros_like(x.var))  # torch has no derivative of heaviside
+
+    return step
 
 
-def _slope(op: Op) -> Callable[..., Tensor]:
-    special = {ops.quick_gelu: _quick_gelu_slope, aten.heaviside.default: _flat, aten.sign.default: _flat}
-    return special.get(op) or UNARY[op]
-
-
-ACTIVATION = RuleSet(
-    *(
-        tangent(op, _slope(op), scaled=member.scaled)
-        for op, member in activation.ACTIVATION.items()
-        if op is not aten.prelu.default
-    ),
-    prelu,
+SPECIAL = RuleSet(
     chain,
     glu,
+    prelu,
+    tangent(ops.quick_gelu, _quick_gelu_slope, scaled=True),
+    *map(_step, (aten.heaviside.default, aten.sign.default)),
+)
+
+ACTIVATION = RuleSet(
+    SPECIAL,
+    *(tangent(op, UNARY[op], scaled=rule.scaled) for op, rule in activation.ACTIVATION.items() if op not in SPECIAL),
     name="linearised activations",
 )
 

@@ -143,7 +143,7 @@ def sigmoid(x: Moments) -> Moments:
 def tanh(x: Moments) -> Moments:
     """tanh(x) = 2σ(2x) − 1, by quadrature.
 
-    Approximation: variance within 2e-4 (relative).
+    Approximation: variance within 4e-4 (relative).
     """
     y = _logistic(_scale(x, 2.0))
     return Moments(torch.tanh(x.mean) + 2 * y.mean, 4 * y.var)

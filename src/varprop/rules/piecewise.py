@@ -74,8 +74,8 @@ def piecewise(x: Moments, value: Tensor, knots: Sequence[float], pieces: Sequenc
     """
     raised = floored(x.var)
     std = raised.sqrt()
-    below = [_moments_below((knot - x.mean) / std) for knot in knots]
-    below = [[0.0] * 5, *below, [1.0, 0.0, 1.0, 0.0, 3.0]]
+    below: list[list[Any]] = [[0.0] * 5, *(_moments_below((knot - x.mean) / std) for knot in knots)]
+    below.append([1.0, 0.0, 1.0, 0.0, 3.0])
     between = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(below)]
     local = [_around(x.mean, std, *piece) for piece in pieces]
     mean = torch.zeros_like(std)
@@ -111,6 +111,7 @@ def clamp(x: Moments, min: float | None = None, max: float | None = None) -> Mom
 
 
 @rule(aten.clamp_min.default, scaled=True)
+@at_least(torch.float32)
 def clamp_min(x: Moments, min: float) -> Moments:
     """max(x, lower) = lower + relu(x − lower). Exact."""
     y = relu(Moments(x.mean - min, x.var))
@@ -118,6 +119,7 @@ def clamp_min(x: Moments, min: float) -> Moments:
 
 
 @rule(aten.clamp_max.default, scaled=True)
+@at_least(torch.float32)
 def clamp_max(x: Moments, max: float) -> Moments:
     """min(x, upper) = upper − relu(upper − x). Exact."""
     y = relu(Moments(max - x.mean, x.var))
@@ -170,7 +172,7 @@ def heaviside(x: Moments, values: Tensor) -> Moments:
     """1 for x > 0, 0 below; mean Φ(μ/√v), var Φ(μ/√v) Φ(−μ/√v). Exact."""
     if is_random(values):
         raise RuleError("heaviside: the value at 0 cannot be random")
-    return _step(x, torch.heaviside(x.mean, values.to(x.mean.dtype)))
+    return _step(x, torch.heaviside(x.mean.detach(), values.to(x.mean.dtype)))
 
 
 @rule(aten.sign.default, scaled=True)

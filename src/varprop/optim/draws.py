@@ -1,0 +1,253 @@
+"""Draws: which noise the weights carry, and what the gradients taken under it say.
+
+A step uses one draw or several. Between draws and steps the weights are the means.
+
+    MEANS ─ enter a block ─▶ BLOCK ─ leave it ─▶ PENDING ─ step ─▶ MEANS      with optimizer.sampled_params(train=True):
+    MEANS ─ train() ─▶ STANDING ─ step ─▶ MEANS                               loops that belong to a trainer
+                       STANDING ─ eval() ─▶ SUSPENDED ─ train() ─▶ STANDING   evaluation amid a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.optim.arena import Arena, Flat, State
+from varprop.optim.ddp import Reduction
+from varprop.optim.errors import SamplingError
+from varprop.optim.noise import Noise, stream
+from varprop.optim.settings import Settings
+from varprop.optim.sharded import agree, coordinate, is_sharded, local
+from varprop.optim.update import scale_noise_
+
+_EVALUATION = 0x5EED  # a lane of its own: looking at samples changes nothing in training
+_SPENT = "_varprop_spent"
+
+
+class Phase(Enum):
+    """Where the weights are, and what step() would use."""
+
+    MEANS = "the weights are the means"
+    BLOCK = "inside sampled_params()"
+    PENDING = "after sampled_params(train=True), before step()"
+    STANDING = "between train() and step()"
+    SUSPENDED = "between eval() and train(), amid a step"
+
+
+class Draws:
+    """The noise of one optimizer. One object holds everything that changes, because trainers wrap optimizers."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.MEANS
+        self.arenas: list[Arena] = []
+        self.count = 0  # draws whose gradients step() will use
+        self.reduction: Reduction | None = None
+        self._noise = Noise()
+        self._looks = 0
+
+    @property
+    def perturbed(self) -> bool:
+        return self.phase in (Phase.BLOCK, Phase.STANDING)
+
+    @torch.no_grad()
+    def arrange(self, groups: Sequence[dict[str, Any]], state: State) -> None:
+        """Bring the arenas in line with the groups: parameters come, go, freeze and move."""
+        if self.phase in (Phase.PENDING, Phase.SUSPENDED):
+            return  # the draw under way keeps its parameters until step()
+        rank = self.reduction.rank if self.reduction is not None else 0
+        wanted = [part for index, group in enumerate(groups) for part in _partition(index, group, rank)]
+        old = self.arenas
+        if len(old) != len(wanted) or not all(a.fits(*part) for a, part in zip(old, wanted, strict=True)):
+            self.arenas = [Arena(*part) for part in wanted]
+            for arena in self.arenas:
+                if is_sharded(arena.params[0]):
+                    arena.group["seed"] = agree(arena.group["seed"], arena.params[0])
+        for arena in self.arenas:
+            arena.adopt(state)
+
+    @contextmanager
+    def block(self, train: bool) -> Iterator[None]:
+        """Sampled weights for a while; the means again afterwards, whatever happens."""
+        after, gradients = self.phase, [(p, p.grad) for arena in self.arenas for p in arena.params]
+        noises = self._begin(train)
+        self._keep_means()
+        self.phase = Phase.BLOCK
+        try:
+            self._perturb(noises)
+            yield
+            if train:
+                self._finish()
+                after = Phase.PENDING
+        except BaseException:
+            if train:
+                after = self._take_back(gradients)
+            raise
+        finally:
+            self._restore()
+            self.phase = after
+
+    def _begin(self, train: bool) -> list[Flat]:
+        """New noise, scaled to the posterior, for every arena."""
+        if not train:
+            self._looks += 1
+            return self._sample([arena.new() for arena in self.arenas], self._looks)
+        if self.count:
+            self._set_aside()
+        for arena in self.arenas:
+            for p in arena.params:
+                p.grad = None
+        return self._sample([arena.noise for arena in self.arenas], None)
+
+    @torch.no_grad()
+    def _sample(self, noises: list[Flat], look: int | None) -> list[Flat]:
+        for arena, noise in zip(self.arenas, noises, strict=True):
+            settings, lane, draw = Settings.of(arena.group), arena.lane, arena.group["draws"]
+            if look is not None:
+                lane, draw = (*lane, _EVALUATION), look
+            self._noise.fill_(noise.whole, settings.ess**-0.5, stream(arena.group["seed"], lane, draw))
+            scale_noise_(noise.whole, arena.hess.whole, settings.weight_decay, arena.scratch)
+        if look is None:
+            for group in {id(arena.group): arena.group for arena in self.arenas}.values():
+                group["draws"] += 1
+            if self.reduction is not None:
+                self.reduction.start(self.arenas)
+        return noises
+
+    @torch.no_grad()
+    def _keep_means(self) -> None:
+        for arena in self.arenas:
+            arena.keep_means()
+
+    @torch.no_grad()
+    def _perturb(self, noises: Sequence[Flat]) -> None:
+        for arena, noise in zip(self.arenas, noises, strict=True):
+            arena.perturb(noise)
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for arena in self.arenas:
+            arena.restore()
+
+    @torch.no_grad()
+    def _set_aside(self) -> None:
+        """Keep what the draws so far gave, before the next one overwrites noise and gradients."""
+        finite = True
+        for arena in self.arenas:
+            arena.write_product(arena.spare("total product"))
+            total = arena.spare("total gradient")
+            for part, gradient in zip(total.parts, arena.gradients(), strict=True):
+                _ = part.zero_() if gradient is None else part.copy_(gradient)
+            finite = finite and bool(total.whole.isfinite().all())
+            arena.averaged = False
+        if not finite:  # a loss scaler saw it and skipped the step: that draw is over
+            self.count = 0
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Average the draw that ends into those before it, and leave the average gradient in .grad."""
+        self._gather()
+        self.count += 1
+        if self.count == 1:
+            return
+        for arena in self.arenas:
+            gradients = arena.write_product(arena.noise)
+            products, totals = arena.spare("total product").parts, arena.spare("total gradient").parts
+            for product, total, latest, g in zip(products, totals, arena.noise.parts, gradients, strict=True):
+                weight = 1 / self.count
+                _ = product.mul_(1 - weight) if g is None else product.lerp_(latest, weight)
+                _ = total.mul_(1 - weight) if g is None else total.lerp_(g, weight)
+            for p, total in zip(arena.params, totals, strict=True):
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                local(p.grad).copy_(total)
+            arena.leave_averages()
+
+    @torch.no_grad()
+    def _take_back(self, gradients: Sequence[tuple[Tensor, Tensor | None]]) -> Phase:
+        """Go back to the draws before the one that failed."""
+        for p, gradient in gradients:
+            p.grad = gradient
+        if not self.count:
+            return Phase.MEANS
+        for arena in self.arenas:
+            arena.leave_averages()
+        return Phase.PENDING
+
+    def _gather(self) -> None:
+        if self.reduction is not None:
+            self.reduction.gather(self.arenas)
+
+    def stand(self) -> None:
+        """Sampled weights until step(): a new draw, or the one eval() suspended."""
+        if self.phase is Phase.MEANS:
+            self.refuse_foreign_gradients()
+            for arena in self.arenas:
+                arena.averaged = False
+            self._sample([arena.noise for arena in self.arenas], None)
+        elif self.reduction is not None and all(p.grad is None for arena in self.arenas for p in arena.params):
+            self.reduction.start(self.arenas)  # the gradients were thrown away: a skipped step
+        if self.phase in (Phase.MEANS, Phase.SUSPENDED):
+            self._keep_means()
+            self.phase = Phase.STANDING
+            self._perturb([arena.noise for arena in self.arenas])
+
+    def forget(self) -> None:
+        """Drop any draw that waits for step()."""
+        self.phase, self.count = Phase.MEANS, 0
+
+    def suspend(self) -> None:
+        self._restore()
+        self.phase = Phase.SUSPENDED
+
+    def forget_gradients(self) -> None:
+        """After zero_grad(): draws that wait for step() are void, the noise the weights carry is not."""
+        if self.phase is Phase.PENDING:
+            self.forget()
+        elif self.reduction is not None:
+            self.reduction.start(self.arenas)
+
+    @torch.no_grad()
+    def consume(self, state: State) -> None:
+        """Update means and curvatures with the draws at hand."""
+        if self.phase in (Phase.STANDING, Phase.SUSPENDED):
+            self._gather()
+        if self.phase is not Phase.STANDING:
+            for arena in self.arenas:
+                arena.heed_changes()
+        for arena in self.arenas:
+            arena.update(state)
+            for p in arena.params:
+                if p.grad is not None:
+                    setattr(p.grad, _SPENT, p.grad._version)
+        self.forget()
+
+    def refuse_foreign_gradients(self) -> None:
+        """Gradients that no draw has seen: a trainer accumulated them at the means."""
+        for arena in self.arenas:
+            for p in arena.params:
+                if p.grad is None or getattr(p.grad, _SPENT, None) == p.grad._version:
+                    continue
+                if bool(local(p.grad).any()):
+                    raise SamplingError(
+                        "there are gradients that were taken at the means, outside any draw. Call optimizer.train() "
+                        "before the first forward pass of every step (with accumulation too), or zero_grad() if they "
+                        "were for something else"
+                    )
+
+
+def _partition(
+    index: int, group: dict[str, Any], rank: int
+) -> Iterator[tuple[dict[str, Any], list[Tensor], tuple[int, ...]]]:
+    """Trainable parameters of a group that can share an arena, each with the lane of its noise."""
+    found: dict[Any, list[Tensor]] = {}
+    for p in group["params"]:
+        if p.requires_grad:
+            place = coordinate(p) if is_sharded(p) else (rank,)
+            found.setdefault((p.device, p.dtype, is_sharded(p), place), []).append(p)
+    for number, ((_, _, _, place), params) in enumerate(found.items()):
+        yield group, params, (index, number, *place)

@@ -1,0 +1,198 @@
+"""The update against the published algorithm, step by step, and against the ivon-opt package with the same noise."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.optim.reference import Reference
+from varprop.optim import IVON
+from varprop.optim.noise import Noise
+
+SETTINGS = {"lr": 0.3, "ess": 40.0, "hess_init": 0.7, "beta1": 0.8, "beta2": 0.95, "weight_decay": 0.02}
+
+
+def network(dtype):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
+
+
+def data(step, dtype):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 3, generator=generator, dtype=torch.float64)
+    return x.to(dtype), x.sum(1, keepdim=True).sin().expand(-1, 2).to(dtype)
+
+
+def loss(model, step):
+    x, y = data(step, next(model.parameters()).dtype)
+    return (model(x) - y).square().mean()
+
+
+def spread(flat, shapes):
+    """The noise of each parameter out of the vector, whose parts begin at multiples of 16."""
+    found, start = [], 0
+    for shape in shapes:
+        found.append(flat[start : start + shape.numel()].view(shape).double())
+        start += -(-shape.numel() // 16) * 16
+    return found
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Standard normal numbers behind every draw, one tensor per arena, as they are drawn."""
+    record = []
+    fill_ = Noise.fill_
+
+    def recording(self, flat, std, seed):
+        fill_(self, flat, std, seed)
+        record.append(flat / std)
+        return flat
+
+    monkeypatch.setattr(Noise, "fill_", recording)
+    return record
+
+
+def compare(model, references, rtol):
+    for p, reference in zip(model.parameters(), references, strict=True):
+        scale = reference.mean.abs().max()
+        assert (p.detach().double() - reference.mean).abs().max() <= rtol * scale
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("radius", [float("inf"), 0.05])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_against_the_published_algorithm(drawn, dtype, rtol, radius, samples):
+    model = network(dtype)
+    settings = SETTINGS | {"clip_radius": radius}
+    optimizer = IVON(model.parameters(), **settings)
+    references = [Reference(p, **settings) for p in model.parameters()]
+    for step in range(30):
+        for _ in range(samples):
+            with optimizer.sampled_params(train=True):
+                noise = [
+                    r.noise(z)
+                    for r, z in zip(references, spread(drawn[-1], [p.shape for p in model.parameters()]), strict=True)
+                ]
+                for p, r, e in zip(model.parameters(), references, noise, strict=True):
+                    assert torch.allclose(
+                        p.detach().double(), r.mean + e, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12
+                    )
+                loss(model, step).backward()
+                gradients = [p.grad.clone() for p in model.parameters()]
+            for r, g, e in zip(references, gradients, noise, strict=True):
+                r.take(g, e)
+        optimizer.step()
+        for r in references:
+            r.step()
+        compare(model, references, rtol * (step + 1))
+    for p, r in zip(model.parameters(), references, strict=True):
+        state = optimizer.state[p]
+        assert state["step"] == 30
+        assert torch.allclose(state["hess"].double(), r.h, rtol=30 * rtol, atol=0)
+        assert torch.allclose(state["momentum"].double(), r.g, rtol=0, atol=30 * rtol * float(r.g.abs().max()))
+        assert (state["hess"] != 0.7).all()
+
+
+def test_groups_schedules_and_late_groups(drawn):
+    """Two groups with settings of their own, one of them added later, a schedule that starts at zero."""
+    model = network(torch.float64)
+    optimizer = IVON([{"params": model[0].parameters(), "weight_decay": 0.5, "ess": 9.0}], **SETTINGS)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: t / 10])
+    references = [Reference(p, **SETTINGS | {"weight_decay": 0.5, "ess": 9.0}) for p in model[0].parameters()]
+    shapes = [p.shape for p in model[0].parameters()]
+    for step in range(20):
+        if step == 10:
+            late = {"params": list(model[2].parameters()), "lr": 0.05, "hess_init": 2.0}
+            optimizer.add_param_group(late)
+            references += [Reference(p, **SETTINGS | {"lr": 0.05, "hess_init": 2.0}) for p in model[2].parameters()]
+        for r in references[:2]:
+            r.lr = 0.3 * step / 10 if step < 10 else 0.3
+        if step == 10:
+            optimizer.param_groups[0]["lr"] = 0.3
+        drawn.clear()
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            loss(model, step).backward()
+        z = spread(drawn[0], shapes) + (
+            spread(drawn[1], [p.shape for p in model[2].parameters()]) if step >= 10 else []
+        )
+        held = [*model[0].parameters(), *model[2].parameters()][: len(references)]
+        for p, r, noise in zip(held, references, z, strict=True):
+            r.take(p.grad, r.noise(noise))
+        optimizer.step()
+        if step < 10:
+            schedule.step()
+        for p, r in zip(held, references, strict=True):
+            r.step()
+            assert torch.allclose(p.detach(), r.mean, rtol=0, atol=1e-12)
+
+
+def test_parameters_without_gradients_stay_and_catch_up(drawn):
+    """The middle parameter gets a gradient in every second step only, so its correction for the start lags behind."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(n, dtype=torch.float64)) for n in (3, 4, 5)]
+    optimizer = IVON(params, **SETTINGS)
+    references = [Reference(p, **SETTINGS) for p in params]
+    for step in range(8):
+        used = params if step % 2 else [params[0], params[2]]
+        before = params[1].detach().clone()
+        with optimizer.sampled_params(train=True):
+            assert not torch.equal(params[1], before), "it is random all the same"
+            sum((p - 1).square().sum() for p in used).backward()
+        for p, r, z in zip(params, references, spread(drawn[-1], [p.shape for p in params]), strict=True):
+            if any(p is u for u in used):
+                r.take(p.grad, r.noise(z))
+                r.step()
+        optimizer.step()
+        for p, r in zip(params, references, strict=True):
+            assert torch.allclose(p.detach(), r.mean, rtol=0, atol=1e-12)
+    assert [optimizer.state[p]["step"] for p in params] == [8, 4, 8]
+
+
+def test_the_curvature_stays_positive():
+    """However negative ĥ is, h + δ at least halves at worst."""
+    p = nn.Parameter(torch.zeros(100))
+    optimizer = IVON([p], lr=1e-6, ess=1e4, hess_init=0.1, beta2=0.5, weight_decay=1e-3, seed=0)
+    for _ in range(200):
+        with optimizer.sampled_params(train=True):
+            (-10 * p.square().sum()).backward()
+        optimizer.step()
+        assert (optimizer.state[p]["hess"] + 1e-3 > 0).all()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_agreement_with_ivon_opt(monkeypatch, samples):
+    """The noise is read off the other package's weights and given to ours."""
+    ivon = pytest.importorskip("ivon")
+    settings = SETTINGS | {"clip_radius": 0.4}
+    theirs, ours = network(torch.float64), network(torch.float64)
+    reference = ivon.IVON(theirs.parameters(), **settings, mc_samples=samples)
+    optimizer = IVON(ours.parameters(), **settings)
+    noise = []
+
+    def given(self, flat, std, seed):
+        flat.zero_()
+        start = 0
+        for p, e in zip(ours.parameters(), noise, strict=True):
+            hess = optimizer.state[p]["hess"]
+            flat[start : start + p.numel()] = (e * (hess + settings["weight_decay"]).sqrt()).flatten()
+            start += -(-p.numel() // 16) * 16
+        return flat
+
+    monkeypatch.setattr(Noise, "fill_", given)
+    for step in range(40):
+        for _ in range(samples):
+            means = [p.detach().clone() for p in theirs.parameters()]
+            with reference.sampled_params(train=True):
+                noise[:] = [p.detach() - m for p, m in zip(theirs.parameters(), means, strict=True)]
+                reference.zero_grad()
+                loss(theirs, step).backward()
+            with optimizer.sampled_params(train=True):
+                optimizer.zero_grad()
+                loss(ours, step).backward()
+        reference.step()
+        optimizer.step()
+        for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-7)  # the other package mixes float32 into float64
+    ours_hess = torch.cat([optimizer.state[p]["hess"].flatten() for p in ours.parameters()])
+    assert torch.allclose(reference.param_groups[0]["hess"], ours_hess, rtol=1e-6, atol=0)
+    assert ours_hess.std() > 0
