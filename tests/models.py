@@ -31,7 +31,9 @@ def _tokens(**more: Tensor) -> Batch:
 
 
 def _vit(**options: Any) -> tuple[nn.Module, Batch]:
-    config = transformers.ViTConfig(**{**SMALL, "num_hidden_layers": 2}, image_size=16, patch_size=4, num_labels=5, **options)
+    config = transformers.ViTConfig(
+        **{**SMALL, "num_hidden_layers": 2}, image_size=16, patch_size=4, num_labels=5, **options
+    )
     return transformers.ViTForImageClassification(config), _images()
 
 

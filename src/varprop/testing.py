@@ -43,8 +43,8 @@ def check_rule(
 
     Each ``Moments`` among the arguments is drawn ``samples`` times from its Gaussian and put through ``op``. The rule
     must lie within 5 standard errors of the samples, plus ``bias``, the relative error its docstring admits: of the
-    standard deviation for the mean, of the variance for the variance, or a pair of these. Where the rule returns a plain
-    tensor, it must be the op's own result at the mean. Returns one ``Check`` for every random result.
+    standard deviation for the mean, of the variance for the variance, or a pair of these. Where the rule returns a
+    plain tensor, it must be the op's own result at the mean. Returns one ``Check`` for every random result.
 
     Choose means within some 3 deviations of where the op bends: samples see nothing of what happens in a far tail.
 

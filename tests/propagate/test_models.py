@@ -27,7 +27,7 @@ def test_zero_variance_is_the_plain_model(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_streamlining_keeps_every_mean_and_cvp_does_not(name):
-    model, batch, net, result = propagated(name, rules="STREAMLINING")
+    model, batch, _, result = propagated(name, rules="STREAMLINING")
     plain = model(**batch).logits
     torch.testing.assert_close(result.mean, plain, rtol=1e-4, atol=1e-5)
     assert (propagated(name)[3].mean - plain).abs().max() > 1e-4
@@ -44,7 +44,7 @@ def test_the_flat_graph_equals_the_walk(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_batch_size_needs_no_new_graph(name):
-    model, batch, net, result = propagated(name)
+    _, batch, net, result = propagated(name)
     single = {key: value[:1] for key, value in batch.items()}
     torch.testing.assert_close(net(**single).var, result.var[:1], rtol=1e-4, atol=1e-7)
     assert len(net.signatures) == 1

@@ -245,6 +245,8 @@ def test_traceable_with_symbolic_shapes():
     example = (torch.randn(4, 3), torch.rand(4, 3))
     batch = torch.export.Dim("batch")
     exported = torch.export.export(Net(), example, dynamic_shapes=({0: batch}, {0: batch}), strict=False).module()
+    # Inductor compiles expm1 on CPUs as exp(x) − 1, which is 0 for the small variances of posteriors.
+    assert aten.expm1.default not in {node.target for node in exported.graph.nodes}
     mean, var = 3 * torch.randn(7, 3), 10 * torch.rand(7, 3)
     for name, result in exported(mean, var).items():
         for got, expected in zip(result, ACTIVATIONS[name].moments(Moments(mean, var)), strict=True):

@@ -1,5 +1,6 @@
 """``check_rule`` finds what is wrong with a rule, and says where."""
 
+import doctest
 import re
 
 import pytest
@@ -24,6 +25,11 @@ def off(mean: float = 0.0, var: float = 1.0) -> vp.Rule:
         return Moments(y.mean + mean * y.std, var * y.var)
 
     return wrong
+
+
+def test_the_example_in_the_docstring_runs():
+    outcome = doctest.testmod(testing)
+    assert (outcome.failed, outcome.attempted) == (0, 5)
 
 
 def test_a_right_rule_passes():

@@ -107,6 +107,20 @@ def _tracked(x: Moments) -> Moments:
     return Moments(*(part.clone().requires_grad_() for part in x))
 
 
+@each_rule
+def test_gradients_are_right(rules, case):
+    """Against differences, in float64 and off the kinks."""
+    inputs = [part.clone().requires_grad_() for x in case.random() for part in x]
+
+    def function(*parts):
+        rest = iter(parts)
+        moved = case.change(lambda leaf: Moments(next(rest), next(rest)) if is_random(leaf) else leaf)
+        return tuple(part for got in moved.apply(rules) if is_random(got) for part in got if part.requires_grad)
+
+    if function(*inputs):
+        assert torch.autograd.gradcheck(function, inputs, fast_mode=True, atol=1e-6, rtol=1e-4)
+
+
 @each_case
 def test_streamlining_leaves_means_alone(case):
     for got, own in pairs(case, vp.STREAMLINING):

@@ -52,7 +52,8 @@ class Reduction:
             )
         self._group = model.process_group
         self.rank = dist.get_rank(self._group)
-        model.register_comm_hook(self, _hook)
+        # A lambda, because torch reads the annotations of a hook and takes none that are strings.
+        model.register_comm_hook(self, lambda reduction, bucket: reduction.send(bucket))
 
     def start(self, arenas: Sequence[Arena]) -> None:
         """A draw begins, or its gradients so far are void."""
@@ -123,10 +124,6 @@ def refuse_unknown_replicas(params: Iterable[Tensor], reduction: Reduction | Non
 
 def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _hook(reduction: Reduction, bucket: Any) -> torch.futures.Future[Tensor]:
-    return reduction.send(bucket)
 
 
 def _sum(tensor: Tensor, group: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from varprop.errors import RuleError
 from varprop.moments import Moments
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder
-from varprop.rules.gaussian import at_least, floored, pdf
+from varprop.rules.gaussian import at_least, expm1, floored, pdf
 from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten
@@ -32,7 +32,8 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
     mean = μΦ(h) + (v/D) φ(h), with D² = 1 + v, h = μ/D. Price's theorem, twice, leaves a variance whose terms are ≥ 0:
     var = v (E f')² + v² ∫₀¹ (1 − r) E[f''(X) f''(X_r)] dr, X_r correlated by r with X
         = v (Φ(h) + (h/D²) φ(h))² + (v/2π) ((1−U)/(1+U)) ∫₀¹ (1−t) (u+U) e^(−gh²) [A² + 2B(B + 2gh²)/D⁴] dt
-    where U² = 1/(1+2v), u = 1 − (1−U)t, g = (1+u²)/2, B = (1/u²−1)/2, A = 1/g + (B + 1 − gh²)/D².
+    where U² = 1/(1+2v), u = 1 − (1−U)t, u² = (1−ρ)/(1+ρ) for ρ = rv/D², g = (1+u²)/2, B = (1/u²−1)/2 and
+    A = 1/g + (B + 1 − gh²)/D².
     Approximation: variance within 2e-4 (relative), of the tanh form within 5e-4.
     """
     if approximate == "tanh":
@@ -101,7 +102,7 @@ def _narrow_tanh(x: Moments) -> Moments:
     shift = square = torch.zeros_like(mean)
     for z, weight in [(sign * z, weight) for z, weight in TANH_RULE for sign in (1, -1)]:
         d = z * std
-        growth = torch.expm1((d * (linear + d * (quadratic + CUBIC * d))).clamp(max=80.0))
+        growth = expm1((d * (linear + d * (quadratic + CUBIC * d))).clamp(max=80.0))
         rise = slope * growth / (1 + gate * growth)
         difference = d * (gate - positive) + (mean + d) * rise
         shift = shift + weight * difference

@@ -75,13 +75,15 @@ def _pairs(var: Tensor) -> Iterator[tuple[float, int, Tensor, Tensor]]:
     square = STEP**2 * var
     log_half = square * (1 / 24 + square * (-1 / 2880 + square / 181440))
     first = square * torch.exp(2 * log_half)
-    q, sinh = [torch.zeros_like(var), first], [torch.zeros_like(var), torch.exp(log_half) * (1 + 0.25 * first).sqrt()]
-    yield WEIGHTS[1], 1, q[1], sinh[1]
-    for k in range(2, PAIRS + 1):
+    q, sinh = {1: first}, {1: torch.exp(log_half) * (1 + 0.25 * first).sqrt()}
+    for k in range(1, PAIRS + 1):
         # Not a recurrence in k: Inductor inlines what it fuses, and would write a Fibonacci tree of terms.
-        half_q, half_sinh = q[k // 2], sinh[k // 2]
-        q.append(first * _odd_multiple(k, first).square() if k % 2 else half_q * (4 + half_q))
-        sinh.append(sinh[1] * _odd_multiple(k, q[2]) if k % 2 else half_sinh * (2 + half_q))
+        if k % 2 == 0:
+            q[k] = q[k // 2] * (4 + q[k // 2])
+            sinh[k] = sinh[k // 2] * (2 + q[k // 2])
+        elif k > 1:
+            q[k] = first * _odd_multiple(k, first).square()
+            sinh[k] = sinh[1] * _odd_multiple(k, q[2])
         yield WEIGHTS[k], k, q[k], sinh[k]
 
 
@@ -150,7 +152,7 @@ def tanh(x: Moments) -> Moments:
 
 
 def _silu(x: Moments) -> Moments:
-    """With s± = x σ(x) at μ ± d, less its value at μ: s₊ + s₋ is ∝ v, and s₊ − s₋ ∝ √v."""
+    """Of s± = f(μ ± d) − f(μ) the sum, even in δ, and the difference over δ are computed; neither cancels."""
 
     def narrow(x: Moments) -> Moments:
         gate, other = _gates(x.mean)
@@ -189,7 +191,7 @@ def quick_gelu_moments(x: Moments) -> Moments:
 
 
 def _softplus(x: Moments) -> Moments:
-    """With s± = log(1 + eˣ) at μ ± d, less its value at μ: s₊ = log(1 + σ(μ)(e^d − 1)) and s₊ + s₋ = log(1 + pQ)."""
+    """Of s± = f(μ ± d) − f(μ): s₊ = log(1 + σ(μ) (e^d − 1)) and s₊ + s₋ = log(1 + pQ)."""
 
     def narrow(x: Moments) -> Moments:
         gate, other = _gates(x.mean)

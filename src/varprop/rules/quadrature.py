@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from varprop.moments import Moments
 from varprop.rules.gaussian import floored, promote, restore
 
 # 128 nodes on |z| ≤ 8.5 resolve, at v = 100, features of f as narrow as tanh's; the Gaussian's tail beyond is 1e-17.
-NODES, REACH = 128, 8.5
+NODES = [8.5 * (2 * k / 127 - 1) for k in range(128)]
+TOTAL = math.fsum(math.exp(-0.5 * z * z) for z in NODES)
+WEIGHTS = [math.exp(-0.5 * z * z) / TOTAL for z in NODES]
 CHUNK = 32  # nodes held in memory at a time
 
 
@@ -29,19 +31,11 @@ def integrate(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
     std = raised.sqrt()
     centre = function(mean[None])[0]
     shift, square = torch.zeros_like(mean), torch.zeros_like(mean)
-    for chunk in _chunks():
-        z, weight = mean.new_tensor(chunk).reshape(2, -1, *[1] * mean.ndim)
+    for start in range(0, len(NODES), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        z, weight = mean.new_tensor((NODES[chunk], WEIGHTS[chunk])).reshape(2, -1, *[1] * mean.ndim)
         difference = function(mean + std * z) - centre
         shift = shift + (weight * difference).sum(0)
         square = square + (weight * difference.square()).sum(0)
     spread = (square - shift.square()).clamp(min=0)
     return restore(Moments(centre + shift, spread * (var / raised)), like=x)
-
-
-def _chunks() -> Iterator[tuple[list[float], list[float]]]:
-    """The nodes and their weights, which sum to one, a few at a time."""
-    nodes = [REACH * (2 * k / (NODES - 1) - 1) for k in range(NODES)]
-    density = [math.exp(-0.5 * z * z) for z in nodes]
-    weights = [weight / math.fsum(density) for weight in density]
-    for start in range(0, NODES, CHUNK):
-        yield nodes[start : start + CHUNK], weights[start : start + CHUNK]
