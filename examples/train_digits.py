@@ -61,7 +61,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
         return float((model(images).argmax(1) == labels).float().mean())
 
 
-SETTINGS = {"lr": 1.0, "ess": 1e5, "hess_init": 0.1, "beta2": 0.9995, "weight_decay": 1e-4, "clip_radius": 0.02}
+SETTINGS = {"lr": 1.0, "ess": 3e5, "hess_init": 0.1, "beta2": 0.9995, "weight_decay": 1e-4, "clip_radius": 0.05}
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int = 20, batch: int = 32) -> IVON:

@@ -12,6 +12,7 @@ from torch import Tensor
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import CVP, Rule, RuleSet
+from varprop.rules.ruleset import op_name
 
 CHUNK = 2**20
 """Random numbers drawn at a time."""
@@ -59,16 +60,16 @@ def check_rule(
     """
     rules = RuleSet(rules) if isinstance(rules, Rule) else rules
     if op not in rules:
-        raise RuleError(f"{rules} has no rule for {op}")
+        raise RuleError(f"{rules} has no rule for {op_name(op)}")
     call = _Call(op, _map(_double, tuple(args)), _map(_double, kwargs or {}))
     if not call.random():
-        raise RuleError(f"{op}: no argument is a Moments, so there is nothing to check")
+        raise RuleError(f"{op_name(op)}: no argument is a Moments, so there is nothing to check")
     result = rules[op](*call.args, **call.kwargs)
     if result is NotImplemented:
-        raise RuleError(f"{op}: the rule declines these arguments")
+        raise RuleError(f"{op_name(op)}: the rule declines these arguments")
     results, expected = _flat(result), _flat(call.run(mean_of))
     if len(results) != len(expected):
-        raise AssertionError(f"{op}: the rule returns {len(results)} results, the op {len(expected)}")
+        raise AssertionError(f"{op_name(op)}: the rule returns {len(results)} results, the op {len(expected)}")
     for got, reference in zip(results, expected, strict=True):
         _assert_form(op, got, reference)
     random = [index for index, got in enumerate(results) if is_random(got)]
@@ -158,9 +159,11 @@ def _assert_form(op: Any, got: Any, reference: Any) -> None:
     if is_random(got):
         mean, var, shape = (tuple(part.shape) for part in (got.mean, got.var, reference))
         if not mean == var == shape:
-            raise AssertionError(f"{op}: mean {mean} and variance {var} must have the shape {shape} of the op's result")
+            raise AssertionError(
+                f"{op_name(op)}: mean {mean} and variance {var} must have the shape {shape} of the op's result"
+            )
     elif got is not None:
-        heading = f"{op}: a result without variance must be the op's own at the mean"
+        heading = f"{op_name(op)}: a result without variance must be the op's own at the mean"
         torch.testing.assert_close(got, reference, equal_nan=True, msg=lambda text: f"{heading}\n{text}")
 
 
@@ -170,9 +173,9 @@ def _assert_close(op: Any, check: Check, mean_bias: float, var_bias: float) -> N
     scale = (sampled.mean.abs() + sampled.std).max() if sampled.mean.numel() else 0.0
     rounding = 1e3 * torch.finfo(predicted.mean.dtype).eps * scale
     tolerance = 5 * check.mean_error + mean_bias * sampled.std + rounding
-    _assert_within(f"{op}: mean", predicted.mean, sampled.mean, tolerance, mean_bias)
+    _assert_within(f"{op_name(op)}: mean", predicted.mean, sampled.mean, tolerance, mean_bias)
     tolerance = 5 * check.var_error + var_bias * sampled.var + rounding**2
-    _assert_within(f"{op}: variance", predicted.var, sampled.var, tolerance, var_bias)
+    _assert_within(f"{op_name(op)}: variance", predicted.var, sampled.var, tolerance, var_bias)
 
 
 def _assert_within(what: str, predicted: Tensor, sampled: Tensor, tolerance: Tensor, bias: float) -> None:

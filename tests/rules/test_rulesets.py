@@ -10,6 +10,7 @@ from varprop.errors import RuleError
 from varprop.rules import linearized
 from varprop.rules.activation import ACTIVATION
 from varprop.rules.normalization import NORMALIZATION
+from varprop.rules.ruleset import op_name
 
 aten = torch.ops.aten
 
@@ -30,14 +31,14 @@ def both(x):
     return x
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=[f"{name}-{op}" for name, op in RULES])
+@pytest.mark.parametrize("rule", RULES.values(), ids=[f"{name}-{op_name(op)}" for name, op in RULES])
 def test_every_rule_says_how_exact_it_is(rule):
     assert rule.summary
     assert rule.approximation is None or (rule.approximation and "does not say" not in rule.approximation)
     assert rule.name.isidentifier()
 
 
-@pytest.mark.parametrize("op", vp.CVP, ids=str)
+@pytest.mark.parametrize("op", vp.CVP, ids=op_name)
 def test_both_sets_scale_at_the_same_ops(op):
     assert vp.CVP[op].scaled == vp.STREAMLINING[op].scaled
 

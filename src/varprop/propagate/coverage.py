@@ -15,6 +15,7 @@ from varprop.posterior import Posterior
 from varprop.propagate.network import MomentNet
 from varprop.propagate.walk import Applied, random_sources
 from varprop.rules import CVP, RuleSet
+from varprop.rules.ruleset import op_name
 from varprop.rules.structural import STRUCTURAL
 
 
@@ -98,9 +99,7 @@ def _row(entry: Applied, starts: set[fx.Node], shared: set[fx.Node]) -> Row:
     node, rule = entry.node, entry.rule
     exactness, note = _judge(entry, node in shared)
     return Row(
-        op=getattr(node.target, "__name__", str(node.target))
-        if not hasattr(node.target, "_schema")
-        else str(node.target),
+        op=op_name(node.target),
         path=module_path(node),
         module=module_class(node),
         line=source_line(node),
@@ -127,7 +126,7 @@ def _judge(entry: Applied, shares: bool) -> tuple[str, str]:
     if not entry.reaches or (entry.leaves and not entry.needed):
         return "", ""
     if entry.rule is None:
-        return "missing", f"write one with @vp.rule({entry.node.target})"
+        return "missing", f"write one with @vp.rule({op_name(entry.node.target)})"
     notes = [note for note in (entry.rule.approximation,) if note]
     if shares:
         notes.append("its operands share a source and are treated as independent")

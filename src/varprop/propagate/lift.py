@@ -20,7 +20,7 @@ from varprop.capture.export import (
 from varprop.capture.signature import Signature, Structure, dynamic_shapes, random_leaves
 from varprop.errors import UnsupportedOpError
 from varprop.propagate.walk import OUTPUT, Applied, Tensors, Walk, scale_path
-from varprop.rules.ruleset import RuleSet
+from varprop.rules.ruleset import RuleSet, op_name
 
 
 @dataclass
@@ -76,7 +76,9 @@ def require_rules(applied: list[Applied], model: str, rules: RuleSet) -> None:
     gaps = [entry.node for entry in applied if entry.missing and entry.needed]
     if not gaps:
         return
-    rows = [(str(n.target), f"at {module_path(n) or '(top level)'} ({module_class(n)})", source_line(n)) for n in gaps]
+    rows = [
+        (op_name(n.target), f"at {module_path(n) or '(top level)'} ({module_class(n)})", source_line(n)) for n in gaps
+    ]
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     table = "\n".join(
         f"  {op:<{widths[0]}}   {place:<{widths[1]}}   {line}".rstrip() for op, place, line in dict.fromkeys(rows)

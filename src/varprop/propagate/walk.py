@@ -19,7 +19,7 @@ from varprop.capture.signature import Structure, random_leaves
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random
 from varprop.propagate.inline import Bodies
-from varprop.rules.ruleset import Rule, RuleSet
+from varprop.rules.ruleset import Rule, RuleSet, op_name
 from varprop.rules.structural import mean_args
 
 OUTPUT = "(output)"
@@ -154,7 +154,7 @@ class Walk(nn.Module):
             return self.bodies.apply(node, args[0]) if node in self.bodies.keys else rule(*args, **kwargs)
         except Exception as error:
             place = f"{module_path(node) or 'the top level'} ({source_line(node)})"
-            raise RuleError(f"rule {rule.name!r} for {node.target} failed at {place}: {error}") from error
+            raise RuleError(f"rule {rule.name!r} for {op_name(node.target)} failed at {place}: {error}") from error
 
     def _scale_first(self, node: fx.Node, args: Any) -> Any:
         """Scale the variance of the op's input; a random weight or bias beside it keeps its own."""

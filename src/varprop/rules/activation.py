@@ -9,6 +9,7 @@ from torch import Tensor
 
 from varprop.moments import Moments
 from varprop.ops import quick_gelu as quick_gelu
+from varprop.rules.derivative import UNARY, tangent
 from varprop.rules.elementary import (
     celu,
     cosine,
@@ -19,7 +20,6 @@ from varprop.rules.elementary import (
     power,
     selu,
     sine,
-    singular,
     square,
 )
 from varprop.rules.gaussian import at_least
@@ -46,11 +46,10 @@ from varprop.rules.ruleset import RuleSet, rule
 aten = torch.ops.aten
 
 SINGULAR = RuleSet(
-    singular(aten.log.default),
-    singular(aten.log1p.default),
-    singular(aten.reciprocal.default),
-    singular(aten.rsqrt.default),
-    singular(aten.sqrt.default),
+    *(
+        tangent(op, UNARY[op], scaled=False)
+        for op in (aten.log.default, aten.log1p.default, aten.reciprocal.default, aten.rsqrt.default, aten.sqrt.default)
+    ),
     name="functions with a singularity",
 )
 

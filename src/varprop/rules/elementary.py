@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.derivative import UNARY
 from varprop.rules.gaussian import at_least, expm1, floored, pdf
 from varprop.rules.quadrature import integrate
-from varprop.rules.ruleset import Op, Rule, rule
+from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten
 
@@ -157,14 +156,3 @@ def square(x: Moments) -> Moments:
 
 def _tangent(x: Moments, value: Tensor, slope: Tensor) -> Moments:
     return Moments(value, slope.square() * x.var)
-
-
-def singular(op: Op) -> Rule:
-    """The rule of a function that has a singularity."""
-
-    @rule(op)
-    def tangent(x: Moments) -> Moments:
-        """f(μ), f'(μ)² v. Approximation: linearised; the exact moments do not exist."""
-        return _tangent(x, op(x.mean), UNARY[op](x.mean))
-
-    return tangent

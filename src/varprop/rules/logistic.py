@@ -214,7 +214,7 @@ def _softplus(x: Moments) -> Moments:
 def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     """log(1 + e^βx)/β, by quadrature.
 
-    Exact. Computed to within 2e-4 of the variance (relative); torch's straight line from βx = threshold on is not modelled.
+    Exact. Computed to within 2e-4 of the variance (relative); torch's straight line past ``threshold`` is not modelled.
     """
     return _scale(_softplus(_scale(x, beta)), 1 / beta)
 

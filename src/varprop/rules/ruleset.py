@@ -35,17 +35,21 @@ class Rule:
         return inspect.unwrap(_plain(self.function)).__name__
 
     @property
+    def doc(self) -> str:
+        """The docstring: what the op computes, the maths, and how exact it is."""
+        return inspect.getdoc(_plain(self.function)) or ""
+
+    @property
     def summary(self) -> str:
         """The first line of the docstring."""
-        return _doc(self.function).partition("\n")[0]
+        return self.doc.partition("\n")[0]
 
     @property
     def approximation(self) -> str | None:
         """What the docstring admits after ``Approximation:``; ``None`` for a rule that says ``Exact.``"""
-        doc = _doc(self.function)
-        if "Approximation:" in doc:
-            return " ".join(doc.partition("Approximation:")[2].split())
-        return None if "Exact." in doc else "the rule does not say how exact it is"
+        if "Approximation:" in self.doc:
+            return " ".join(self.doc.partition("Approximation:")[2].split())
+        return None if "Exact." in self.doc else "the rule does not say how exact it is"
 
 
 def rule(*ops: Op, scaled: bool = False) -> Callable[[Callable[..., Any]], Rule]:
@@ -70,7 +74,7 @@ class RuleSet(Mapping[Op, Rule]):
         self._rules: dict[Op, Rule] = {}
         for op, member in _flatten(members):
             if op in self._rules:
-                raise RuleError(f"{op} already has a rule, {self._rules[op].name}: override it with replace()")
+                raise RuleError(f"{op_name(op)} already has a rule, {self._rules[op].name}: override it with replace()")
             self._rules[op] = member
 
     def __getitem__(self, op: Op) -> Rule:
@@ -91,12 +95,17 @@ class RuleSet(Mapping[Op, Rule]):
     def replace(self, *members: Rule | RuleSet, name: str = "") -> RuleSet:
         """A new set in which ``members`` take the place of this set's rules for the same ops."""
         changed = RuleSet(*members)
-        unknown = [str(op) for op in changed if op not in self]
+        unknown = [op_name(op) for op in changed if op not in self]
         if unknown:
             raise RuleError(f"nothing to replace for {', '.join(unknown)}: add it with |")
         result = RuleSet(name=name or f"{self.name} (changed)")
         result._rules = self._rules | changed._rules
         return result
+
+
+def op_name(op: Any) -> str:
+    """``aten.relu.default``, or the plain name of a function that ATen has no op for."""
+    return getattr(op, "__name__", str(op)) if inspect.isfunction(op) else str(op)
 
 
 def _flatten(members: tuple[Rule | RuleSet, ...]) -> Iterator[tuple[Op, Rule]]:
@@ -115,7 +124,3 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, functools.partial):
         function = function.func
     return function
-
-
-def _doc(function: Callable[..., Any]) -> str:
-    return inspect.getdoc(_plain(function)) or ""
