@@ -1,6 +1,6 @@
 """varprop: calibrated uncertainty in one forward pass, for any trained PyTorch network with a Gaussian posterior."""
 
-from varprop import errors, testing
+from varprop import errors, optim, testing
 from varprop.moments import Moments
 from varprop.posterior import Posterior
 from varprop.propagate.coverage import Coverage, coverage
@@ -22,6 +22,7 @@ __all__ = [
     "coverage",
     "errors",
     "linearized",
+    "optim",
     "propagate",
     "rule",
     "testing",

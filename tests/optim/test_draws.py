@@ -91,6 +91,16 @@ def test_looking_at_samples_does_not_change_training():
     assert same(weights(model), weights(other))
 
 
+def test_looking_in_inference_mode_first():
+    (model, optimizer), (other, other_optimizer) = setup(), setup()
+    for step in range(3):
+        with torch.inference_mode(), optimizer.sampled_params():
+            loss_of(model, step)
+        train(model, optimizer, [step])
+    train(other, other_optimizer, range(3))
+    assert same(weights(model), weights(other))
+
+
 def test_blocks_do_not_nest():
     model, optimizer = setup()
     before = weights(model)

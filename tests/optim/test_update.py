@@ -42,10 +42,9 @@ def drawn(monkeypatch):
     record = []
     fill_ = Noise.fill_
 
-    def recording(self, flat, std, seed):
-        fill_(self, flat, std, seed)
-        record.append(flat / std)
-        return flat
+    def recording(self, flat, seed):
+        fill_(self, flat, seed)
+        record.append(flat.clone())
 
     monkeypatch.setattr(Noise, "fill_", recording)
     return record
@@ -169,14 +168,14 @@ def test_agreement_with_ivon_opt(monkeypatch, samples):
     optimizer = IVON(ours.parameters(), **settings)
     noise = []
 
-    def given(self, flat, std, seed):
+    def given(self, flat, seed):
         flat.zero_()
         start = 0
         for p, e in zip(ours.parameters(), noise, strict=True):
             hess = optimizer.state[p]["hess"]
-            flat[start : start + p.numel()] = (e * (hess + settings["weight_decay"]).sqrt()).flatten()
+            precision = settings["ess"] * (hess + settings["weight_decay"])
+            flat[start : start + p.numel()] = (e * precision.sqrt()).flatten()
             start += -(-p.numel() // 16) * 16
-        return flat
 
     monkeypatch.setattr(Noise, "fill_", given)
     for step in range(40):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from varprop.optim.errors import SamplingError, SettingError
 from varprop.optim.settings import Settings
-from varprop.optim.sharded import like, local, local_gradient
-from varprop.optim.update import Scratch, step_
+from varprop.optim.sharded import is_sharded, like, local, local_gradient
+from varprop.optim.update import Scratch, scale_, step_
 
 _ALIGN = 16  # entries; vectorised kernels want each part to begin on a boundary
 State = MutableMapping[Any, Any]
@@ -43,17 +43,20 @@ class Arena:
 
     def __init__(self, group: dict[str, Any], params: Sequence[Tensor], lane: tuple[int, ...]) -> None:
         self.group, self.params, self.lane = group, list(params), lane
+        self._sharded = is_sharded(self.params[0])
+        self._held: list[State] = []  # the optimizer's state of each parameter
         first = local(self.params[0])
         self.narrow = torch.finfo(first.dtype).bits < 32  # then the mean itself is state: bfloat16 forgets small steps
         self.dtype = torch.float32 if self.narrow else first.dtype
-        self.device, self._weight_dtype = first.device, first.dtype
+        self.device = first.device
         self.offsets = [0]
         for weight in self.weights():
             self.offsets.append(self.offsets[-1] + -(-weight.numel() // _ALIGN) * _ALIGN)
-        self.noise, self.mean, self.hess, self.momentum = (self.new() for _ in range(4))
+        self.noise, self.mean, self.hess, self.momentum, self._scale = (self.new() for _ in range(5))
+        self._scaled_for: tuple[float, int] | None = None
         self.scratch = Scratch(self.noise.whole)
         self._spare: dict[str, Flat] = {}
-        self.averaged = False  # ĝ·ε was averaged over draws or ranks: it is "product", belonging to the gradient "left"
+        self.averaged = False  # ĝ·z was averaged over draws or ranks: it is "product", belonging to the gradient "left"
         self._versions: list[int] = []
         kept = {"momentum": self.momentum, "hess": self.hess} | ({"mean": self.mean} if self.narrow else {})
         self._exposed = [
@@ -75,28 +78,19 @@ class Arena:
         return self._spare[name]
 
     def weights(self) -> list[Tensor]:
-        return [local(p) for p in self.params]
+        return [local(p) for p in self.params] if self._sharded else self.params
 
     def gradients(self) -> list[Tensor | None]:
         """The gradients in the dtype of the state."""
-        found = [local_gradient(p) for p in self.params]
+        found = [local_gradient(p) if self._sharded else p.grad for p in self.params]
         if any(g is not None and g.is_sparse for g in found):
             raise SamplingError("IVON needs dense gradients: build embeddings with sparse=False")
         return [g if g is None or g.dtype == self.dtype else g.to(self.dtype) for g in found]
 
-    def fits(self, group: dict[str, Any], params: Sequence[Tensor], lane: tuple[int, ...]) -> bool:
-        """Whether these are still the same parameters in the same place."""
-        if group is not self.group or lane != self.lane or len(params) != len(self.params):
-            return False
-        return all(a is b for a, b in zip(params, self.params, strict=True)) and all(
-            w.device == self.device and w.dtype == self._weight_dtype and w.shape == part.shape
-            for w, part in zip(self.weights(), self.mean.parts, strict=True)
-        )
-
     def adopt(self, state: State) -> None:
         """Put the vectors' views into the optimizer's state, with the values it has or else the initial ones."""
-        for index, (p, exposed) in enumerate(zip(self.params, self._exposed, strict=True)):
-            held = state[p]
+        self._held = [state[p] for p in self.params]
+        for index, (p, held, exposed) in enumerate(zip(self.params, self._held, self._exposed, strict=True)):
             held.setdefault("step", 0)
             for key, view in exposed.items():
                 found = held.get(key)
@@ -123,11 +117,16 @@ class Arena:
             mean.copy_(torch.where(mean.to(weight.dtype) == weight, mean, weight.to(mean.dtype)))
 
     def perturb(self, noise: Flat) -> None:
-        weights = self.weights()
+        """Add noise of the posterior's width, z/√(λ(h + δ)), to the weights."""
+        weights, settings = self.weights(), Settings.of(self.group)
+        if self._scaled_for != (settings.weight_decay, self.hess.whole._version):
+            scale_(self._scale.whole, self.hess.whole, settings.weight_decay)
+        width = settings.ess**-0.5
         if not self.narrow:
-            torch._foreach_add_(weights, noise.parts)
+            torch._foreach_addcmul_(weights, noise.parts, self._scale.parts, value=width)
         else:
-            torch._foreach_copy_(weights, torch._foreach_add(self.mean.parts, noise.parts))
+            sample = torch._foreach_addcmul(self.mean.parts, noise.parts, self._scale.parts, value=width)
+            torch._foreach_copy_(weights, sample)
 
     def restore(self) -> None:
         weights = self.weights()
@@ -140,7 +139,7 @@ class Arena:
             self.keep_means()
 
     def write_product(self, out: Flat) -> list[Tensor | None]:
-        """ĝ·ε into ``out``; returns the gradients.
+        """ĝ·z into ``out``; returns the gradients.
 
         With one draw it is .grad times the noise. Otherwise it was averaged before .grad was complete, and what has
         been done to .grad since (unscaling, clipping) is repeated on it, entry by entry.
@@ -163,14 +162,14 @@ class Arena:
         return gradients
 
     def leave_averages(self) -> None:
-        """From now on ĝ·ε is "total product", and belongs to what .grad holds."""
+        """From now on ĝ·z is "total product", and belongs to what .grad holds."""
         self.spare("product").whole.copy_(self.spare("total product").whole)
         for left, gradient in zip(self.spare("left").parts, self.gradients(), strict=True):
             if gradient is not None:
                 left.copy_(gradient)
         self.averaged = True
 
-    def update(self, state: State) -> None:
+    def update(self) -> None:
         """Move means and curvatures by one step; parameters without a gradient stay as they are."""
         settings = Settings.of(self.group)
         gradients = self.write_product(self.noise)
@@ -178,20 +177,20 @@ class Arena:
         taken = [part for part, g in zip(self.momentum.parts, gradients, strict=True) if g is not None]
         if present:
             torch._foreach_lerp_(taken, present, 1 - settings.beta1)
-        for run in self._runs(gradients, state):
+        for run in self._runs(gradients):
             where = slice(run.begin, run.end)
-            mean, momentum, hess, product = (
-                flat.whole[where] for flat in (self.mean, self.momentum, self.hess, self.noise)
-            )
-            step = state[self.params[run.first]]["step"] + 1
-            step_(mean, momentum, hess, product, step, settings, self.scratch)
-            for p in self.params[run.first : run.last]:
-                state[p]["step"] = step
+            flats = (self.mean, self.momentum, self.hess, self._scale, self.noise)
+            mean, momentum, hess, scale, product = (flat.whole[where] for flat in flats)
+            step = self._held[run.first]["step"] + 1
+            step_(mean, momentum, hess, scale, product, step, settings, self.scratch)
+            for held in self._held[run.first : run.last]:
+                held["step"] = step
+        self._scaled_for = settings.weight_decay, self.hess.whole._version
         self.averaged = False
         self.restore()
 
-    def _runs(self, gradients: Sequence[Tensor | None], state: State) -> list[Run]:
-        steps = [None if g is None else state[p]["step"] for p, g in zip(self.params, gradients, strict=True)]
+    def _runs(self, gradients: Sequence[Tensor | None]) -> list[Run]:
+        steps = [None if g is None else held["step"] for held, g in zip(self._held, gradients, strict=True)]
         bounds = [0, *(i for i in range(1, len(steps)) if steps[i] != steps[i - 1]), len(steps)]
         return [
             Run(first, last, self.offsets[first], self.offsets[last])

@@ -1,4 +1,4 @@
-"""Data-parallel training: each rank draws noise of its own, and ĝ·ε is averaged over ranks as ĝ is.
+"""Data-parallel training: each rank draws noise of its own, and ĝ·z is averaged over ranks as ĝ is.
 
 DistributedDataParallel averages gradients before anyone sees them. The average times one rank's noise gives a curvature
 of 1/world_size, because the gradients of the other ranks know nothing of that noise. So the product is formed in DDP's
@@ -20,7 +20,7 @@ from varprop.optim.sharded import is_sharded
 
 
 class _Sent(NamedTuple):
-    """One bucket on its way: ĝ·ε and ĝ averaged over ranks, and where each parameter lies in them."""
+    """One bucket on its way: ĝ·z and ĝ averaged over ranks, and where each parameter lies in them."""
 
     work: Any
     product: Tensor

@@ -21,9 +21,7 @@ from varprop.optim.arena import Arena, Flat, State
 from varprop.optim.ddp import Reduction
 from varprop.optim.errors import SamplingError
 from varprop.optim.noise import Noise, stream
-from varprop.optim.settings import Settings
 from varprop.optim.sharded import agree, coordinate, is_sharded, local
-from varprop.optim.update import scale_noise_
 
 _EVALUATION = 0x5EED  # a lane of its own: looking at samples changes nothing in training
 _SPENT = "_varprop_spent"
@@ -45,6 +43,8 @@ class Draws:
     def __init__(self) -> None:
         self.phase = Phase.MEANS
         self.arenas: list[Arena] = []
+        self._layout: list[tuple[Any, ...]] = []  # what the arenas were made for
+        self._away: list[Arena] = []  # those whose weights are a sample now
         self.count = 0  # draws whose gradients step() will use
         self.reduction: Reduction | None = None
         self._noise = Noise()
@@ -54,16 +54,20 @@ class Draws:
     def perturbed(self) -> bool:
         return self.phase in (Phase.BLOCK, Phase.STANDING)
 
+    @torch.inference_mode(False)  # or tensors made inside a user's inference_mode could never be trained
     @torch.no_grad()
     def arrange(self, groups: Sequence[dict[str, Any]], state: State) -> None:
         """Bring the arenas in line with the groups: parameters come, go, freeze and move."""
         if self.phase in (Phase.PENDING, Phase.SUSPENDED):
             return  # the draw under way keeps its parameters until step()
         rank = self.reduction.rank if self.reduction is not None else 0
-        wanted = [part for index, group in enumerate(groups) for part in _partition(index, group, rank)]
-        old = self.arenas
-        if len(old) != len(wanted) or not all(a.fits(*part) for a, part in zip(old, wanted, strict=True)):
-            self.arenas = [Arena(*part) for part in wanted]
+        layout: list[tuple[Any, ...]] = [(rank, [id(group) for group in groups])]
+        layout += [(id(p), p.requires_grad, p.dtype, p.device) for group in groups for p in group["params"]]
+        if layout != self._layout:
+            self._layout = layout
+            self.arenas = [
+                Arena(*part) for index, group in enumerate(groups) for part in _partition(index, group, rank)
+            ]
             for arena in self.arenas:
                 if is_sharded(arena.params[0]):
                     arena.group["seed"] = agree(arena.group["seed"], arena.params[0])
@@ -74,11 +78,12 @@ class Draws:
     def block(self, train: bool) -> Iterator[None]:
         """Sampled weights for a while; the means again afterwards, whatever happens."""
         after, gradients = self.phase, [(p, p.grad) for arena in self.arenas for p in arena.params]
-        noises = self._begin(train)
-        self._keep_means()
         self.phase = Phase.BLOCK
         try:
-            self._perturb(noises)
+            if train:
+                self._begin()
+            else:
+                self._look()
             yield
             if train:
                 self._finish()
@@ -91,47 +96,50 @@ class Draws:
             self._restore()
             self.phase = after
 
-    def _begin(self, train: bool) -> list[Flat]:
-        """New noise, scaled to the posterior, for every arena."""
-        if not train:
-            self._looks += 1
-            return self._sample([arena.new() for arena in self.arenas], self._looks)
+    @torch.no_grad()
+    def _look(self) -> None:
+        """Sampled weights for evaluation, with noise that nothing is learnt from."""
+        self._looks += 1
+        for arena in self.arenas:
+            noise = arena.new()
+            self._draw(arena, noise, (*arena.lane, _EVALUATION), self._looks)
+            self._perturb(arena, noise)
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """A draw that is learnt from."""
         if self.count:
             self._set_aside()
         for arena in self.arenas:
+            arena.averaged = False
             for p in arena.params:
                 p.grad = None
-        return self._sample([arena.noise for arena in self.arenas], None)
+        self._sample()
 
-    @torch.no_grad()
-    def _sample(self, noises: list[Flat], look: int | None) -> list[Flat]:
-        for arena, noise in zip(self.arenas, noises, strict=True):
-            settings, lane, draw = Settings.of(arena.group), arena.lane, arena.group["draws"]
-            if look is not None:
-                lane, draw = (*lane, _EVALUATION), look
-            self._noise.fill_(noise.whole, settings.ess**-0.5, stream(arena.group["seed"], lane, draw))
-            scale_noise_(noise.whole, arena.hess.whole, settings.weight_decay, arena.scratch)
-        if look is None:
-            for group in {id(arena.group): arena.group for arena in self.arenas}.values():
-                group["draws"] += 1
-            if self.reduction is not None:
-                self.reduction.start(self.arenas)
-        return noises
-
-    @torch.no_grad()
-    def _keep_means(self) -> None:
+    def _sample(self) -> None:
+        """New noise, and weights that carry it."""
         for arena in self.arenas:
-            arena.keep_means()
+            self._draw(arena, arena.noise, arena.lane, arena.group["draws"])
+            self._perturb(arena, arena.noise)
+        for group in {id(arena.group): arena.group for arena in self.arenas}.values():
+            group["draws"] += 1
+        if self.reduction is not None:
+            self.reduction.start(self.arenas)
 
-    @torch.no_grad()
-    def _perturb(self, noises: Sequence[Flat]) -> None:
-        for arena, noise in zip(self.arenas, noises, strict=True):
-            arena.perturb(noise)
+    def _draw(self, arena: Arena, noise: Flat, lane: tuple[int, ...], draw: int) -> None:
+        self._noise.fill_(noise.whole, stream(arena.group["seed"], lane, draw))
+
+    def _perturb(self, arena: Arena, noise: Flat) -> None:
+        arena.keep_means()
+        self._away.append(arena)
+        arena.perturb(noise)
 
     @torch.no_grad()
     def _restore(self) -> None:
-        for arena in self.arenas:
+        """The means of whatever has been perturbed, and of nothing else: the other means may be out of date."""
+        for arena in self._away:
             arena.restore()
+        self._away.clear()
 
     @torch.no_grad()
     def _set_aside(self) -> None:
@@ -182,22 +190,25 @@ class Draws:
         if self.reduction is not None:
             self.reduction.gather(self.arenas)
 
+    @torch.no_grad()
     def stand(self) -> None:
         """Sampled weights until step(): a new draw, or the one eval() suspended."""
         if self.phase is Phase.MEANS:
             self.refuse_foreign_gradients()
             for arena in self.arenas:
                 arena.averaged = False
-            self._sample([arena.noise for arena in self.arenas], None)
-        elif self.reduction is not None and all(p.grad is None for arena in self.arenas for p in arena.params):
-            self.reduction.start(self.arenas)  # the gradients were thrown away: a skipped step
-        if self.phase in (Phase.MEANS, Phase.SUSPENDED):
-            self._keep_means()
             self.phase = Phase.STANDING
-            self._perturb([arena.noise for arena in self.arenas])
+            self._sample()
+            return
+        if self.reduction is not None and all(p.grad is None for arena in self.arenas for p in arena.params):
+            self.reduction.start(self.arenas)  # the gradients were thrown away: a skipped step
+        if self.phase is Phase.SUSPENDED:
+            self.phase = Phase.STANDING
+            for arena in self.arenas:
+                self._perturb(arena, arena.noise)
 
     def forget(self) -> None:
-        """Drop any draw that waits for step()."""
+        """Drop any draw that waits for step."""
         self.phase, self.count = Phase.MEANS, 0
 
     def suspend(self) -> None:
@@ -212,7 +223,7 @@ class Draws:
             self.reduction.start(self.arenas)
 
     @torch.no_grad()
-    def consume(self, state: State) -> None:
+    def consume(self) -> None:
         """Update means and curvatures with the draws at hand."""
         if self.phase in (Phase.STANDING, Phase.SUSPENDED):
             self._gather()
@@ -220,10 +231,11 @@ class Draws:
             for arena in self.arenas:
                 arena.heed_changes()
         for arena in self.arenas:
-            arena.update(state)
+            arena.update()
             for p in arena.params:
                 if p.grad is not None:
                     setattr(p.grad, _SPENT, p.grad._version)
+        self._away.clear()  # the update has put the means in place
         self.forget()
 
     def refuse_foreign_gradients(self) -> None:

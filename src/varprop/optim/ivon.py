@@ -159,7 +159,7 @@ class IVON(torch.optim.Optimizer):
         if self._draws.phase is Phase.MEANS:
             self._step_without_draw()
         else:
-            self._draws.consume(self.state)
+            self._draws.consume()
         return loss
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:

@@ -34,16 +34,16 @@ def _mix(x: int) -> int:
 
 
 class Noise:
-    """Fills vectors with normal noise, leaving torch's global generators alone."""
+    """Fills vectors with standard normal noise, leaving torch's global generators alone."""
 
     def __init__(self) -> None:
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def fill_(self, flat: Tensor, std: float, seed: int) -> Tensor:
+    def fill_(self, flat: Tensor, seed: int) -> None:
         generator = self._generators.get(flat.device)
         if generator is None:
             generator = self._generators[flat.device] = torch.Generator(flat.device)
-        return flat.normal_(0.0, std, generator=generator.manual_seed(seed))
+        flat.normal_(generator=generator.manual_seed(seed))
 
 
 def fresh_seed() -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varprop.optim.settings import Settings
 
-# On a CPU a piece of every vector involved should fit the last-level cache: 2¹⁸ float32 entries of six are 6 MB.
+# On a CPU this many entries of every vector involved should fit a cache: eight vectors of float32 are then 8 MB.
 _PIECE = 1 << 18
 
 
@@ -24,25 +24,31 @@ class Scratch:
         """The vectors piece by piece, each time followed by two work vectors of that length."""
         length = vectors[0].numel()
         if self._kept is None:
-            yield (*vectors, *torch.empty_like(vectors[0].expand(2, length)))
+            yield (*vectors, *vectors[0].new_empty(2, length))
             return
         for start in range(0, length, _PIECE):
             part = tuple(vector[start : start + _PIECE] for vector in vectors)
             yield (*part, *self._kept[:, : part[0].numel()])
 
 
-def scale_noise_(noise: Tensor, hess: Tensor, weight_decay: float, scratch: Scratch) -> None:
-    """ε = z/√(λ(h + δ)), where the noise comes in as z/√λ."""
-    for e, h, a, _ in scratch.pieces(noise, hess):
-        e.mul_(torch.add(h, weight_decay, out=a).rsqrt_())
+def scale_(scale: Tensor, hess: Tensor, weight_decay: float) -> None:
+    """1/√(h + δ), which times z/√λ is the noise."""
+    torch.add(hess, weight_decay, out=scale).rsqrt_()
 
 
 def step_(
-    mean: Tensor, momentum: Tensor, hess: Tensor, product: Tensor, step: int, settings: Settings, scratch: Scratch
+    mean: Tensor,
+    momentum: Tensor,
+    hess: Tensor,
+    scale: Tensor,
+    product: Tensor,
+    step: int,
+    settings: Settings,
+    scratch: Scratch,
 ) -> None:
-    """One update of h and m. ``product`` is ĝ·ε and is overwritten; ``momentum`` has taken ĝ in already.
+    """One update of h and m; ``momentum`` has taken ĝ in already, ``product`` is ĝ·z and is overwritten.
 
-    ĥ = ĝ·ε·λ(h+δ)
+    ĥ = ĝ·ε·λ(h+δ) = ĝ·z·√λ/s   with s = 1/√(h+δ), the ``scale``
     h ← β₂h + (1−β₂)ĥ + ½(1−β₂)²(h−ĥ)²/(h+δ)
     m ← m − lr·(h₀+δ)·clip[(g/(1−β₁ᵗ) + δm)/(h+δ), ±r]
     """
@@ -50,12 +56,11 @@ def step_(
     debias = 1 - settings.beta1**step
     radius = settings.clip_radius * debias  # the division by debias is left to the last multiplication
     rate = settings.lr * (settings.hess_init + decay) / debias
-    for m, g, h, x, a, b in scratch.pieces(mean, momentum, hess, product):
-        torch.add(h, decay, out=a)
-        torch.addcmul(h, a, x, value=-settings.ess, out=x)  # h − ĥ
-        torch.mul(x, x, out=b)
-        h.add_(x, alpha=-slow).addcdiv_(b, a, value=0.5 * slow**2)
-        torch.add(h, decay, out=a)
+    for m, g, h, s, x, a, b in scratch.pieces(mean, momentum, hess, scale, product):
+        torch.addcdiv(h, x, s, value=-math.sqrt(settings.ess), out=x)  # h − ĥ
+        torch.mul(x, s, out=b)
+        h.add_(x, alpha=-slow).addcmul_(b, b, value=0.5 * slow**2)
+        torch.rsqrt(torch.add(h, decay, out=a), out=s)
         torch.add(g, m, alpha=decay * debias, out=b).div_(a)
         if math.isfinite(radius):
             b.clamp_(-radius, radius)
