@@ -1,4 +1,4 @@
-"""IVON in Hugging Face's Trainer: pass it as the optimizer, nothing else.
+"""IVON in Hugging Face's Trainer: pass it as the optimizer; in float32 or bfloat16 on one device that is all.
 
 Trainer calls ``optimizer.train()`` before every forward pass and ``optimizer.eval()`` before evaluating, which is the
 plain loop of IVON: a draw per step, the means in between. Accumulation, clipping, schedules, checkpoints and resuming
@@ -48,8 +48,8 @@ class Digits(Dataset[dict[str, Tensor]]):
         return {"images": self.images[index], "labels": self.labels[index]}
 
 
-class ShareNoise(TrainerCallback):
-    """For several processes (torchrun): tells IVON the model that Trainer has wrapped. Harmless with one."""
+class IVONCallback(TrainerCallback):
+    """For several processes (torchrun) and for float16; harmless elsewhere."""
 
     def __init__(self, optimizer: IVON) -> None:
         self.optimizer = optimizer
@@ -57,7 +57,10 @@ class ShareNoise(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         if self.trainer is not None and isinstance(self.trainer.model_wrapped, DistributedDataParallel):
-            self.optimizer.attach(self.trainer.model_wrapped)
+            self.optimizer.attach(self.trainer.model_wrapped)  # each process its own noise
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.optimizer.eval()  # the means for whatever is saved now, also after a step the float16 scaler skipped
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
@@ -82,7 +85,7 @@ def trainer(folder: str, **options: Any) -> Trainer:
     torch.manual_seed(0)
     model = Classifier()
     optimizer = IVON(model.parameters(), **SETTINGS)
-    callback = ShareNoise(optimizer)
+    callback = IVONCallback(optimizer)
     built = Trainer(
         model,
         TrainingArguments(lr_scheduler_type="cosine", warmup_steps=0.1, **arguments),

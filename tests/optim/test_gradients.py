@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.optim.reference import Reference
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
 
 
@@ -92,16 +93,27 @@ def test_grad_is_the_average_over_draws():
 
 
 def test_a_gradient_in_some_draws_only():
-    p, q = (nn.Parameter(torch.ones(5, dtype=torch.float64)) for _ in range(2))
-    optimizer = ivon([p, q])
-    with optimizer.sampled_params(train=True):
-        (3 * p.sum()).backward()
-    with optimizer.sampled_params(train=True):
-        (2 * q.sum()).backward()
-    assert torch.allclose(p.grad, torch.full_like(p, 1.5))
-    assert torch.allclose(q.grad, torch.full_like(p, 1.0))
-    optimizer.step()
-    assert optimizer.state[p]["step"] == optimizer.state[q]["step"] == 1
+    """Where a draw gives none it counts as zero; a parameter that no draw reaches stays as it is."""
+    p, q, r = (nn.Parameter(torch.ones(5, dtype=torch.float64)) for _ in range(3))
+    settings = {"lr": 0.1, "ess": 50.0, "beta2": 0.9, "weight_decay": 0.01}
+    optimizer = ivon([p, q, r], **settings)
+    references = [Reference(x, **settings) for x in (p, q)]
+    for _ in range(4):
+        for scales in ((3.0, 0.0), (0.0, 2.0)):
+            with optimizer.sampled_params(train=True):
+                for x, reference, scale in zip((p, q), references, scales, strict=True):
+                    reference.take(torch.full((5,), scale), x.detach() - reference.mean)
+                (scales[0] * p.sum() if scales[0] else scales[1] * q.sum()).backward()
+        assert torch.allclose(p.grad, torch.full_like(p, 1.5))
+        assert torch.allclose(q.grad, torch.full_like(p, 1.0))
+        assert r.grad is None
+        optimizer.step()
+        for x, reference in zip((p, q), references, strict=True):
+            reference.step()
+            assert torch.allclose(x.detach(), reference.mean, rtol=0, atol=1e-12)
+            assert torch.allclose(optimizer.state[x]["hess"], reference.h, rtol=1e-10)
+    assert [optimizer.state[x]["step"] for x in (p, q, r)] == [4, 4, 0]
+    assert (r == 1).all()
 
 
 def test_accumulation_in_one_block():

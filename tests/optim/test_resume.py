@@ -78,11 +78,19 @@ def test_state_dicts_are_those_of_the_means():
     optimizer = ivon(model.parameters())
     state = optimizer.state_dict()
     optimizer.train()
-    for use in (optimizer.state_dict, lambda: optimizer.load_state_dict(state)):
+    for use in (optimizer.state_dict, lambda: optimizer.load_state_dict(state), lambda: copy.deepcopy(optimizer)):
         with pytest.raises(SamplingError, match="the weights are a sample now.*optimizer.eval"):
             use()
     optimizer.eval()
     optimizer.state_dict()
+
+
+def test_a_checkpoint_at_the_end_of_a_schedule():
+    model = network()
+    optimizer = ivon(model.parameters())
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(model, optimizer, range(1))
 
 
 def test_named_parameters_keep_their_names():

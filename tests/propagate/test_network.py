@@ -233,6 +233,16 @@ def test_state_dict_round_trip():
     }
 
 
+def test_loading_into_a_network_leaves_the_posterior_alone():
+    model, x = Twice().eval(), torch.randn(2, 4)
+    posterior = posterior_of(model)
+    net, other = vp.propagate(model, posterior), network(var=0.5)
+    net.capture(x)
+    other.capture(x)
+    net.load_state_dict(other.state_dict())
+    assert all((var == 1e-4).all() for var in posterior.var.values())
+
+
 def test_parameters_take_at_most_three_times_the_memory():
     model, batch = make("vit")
     net = vp.propagate(model, posterior_of(model))

@@ -18,12 +18,24 @@ from varprop.rules.derivative import AFFINE, DERIVATIVES
 
 aten = torch.ops.aten
 
-TRANSPARENT = {
+IDENTITIES = {
     aten.clone.default,
     aten._to_copy.default,
     aten.alias.default,
     aten.detach.default,
     aten.contiguous.default,
+}
+
+
+# Not finite everywhere: a Gaussian may reach where they are not defined.
+SINGULAR = {
+    aten.div.Tensor,
+    aten.log.default,
+    aten.log1p.default,
+    aten.pow.Tensor_Scalar,
+    aten.reciprocal.default,
+    aten.rsqrt.default,
+    aten.sqrt.default,
 }
 
 
@@ -144,9 +156,14 @@ def _argument(node: Any, target: Any) -> fx.Node | None:
 
 
 def _see_through(node: Any) -> Any:
-    while isinstance(node, fx.Node) and node.target in TRANSPARENT:
+    while isinstance(node, fx.Node) and _is_transparent(node):
         node = node.args[0]
     return node
+
+
+def _is_transparent(node: fx.Node) -> bool:
+    """Does the op hand on its input? A cast to integers does not."""
+    return node.target in IDENTITIES and node.meta["val"].is_floating_point()
 
 
 # --- residual around one linear layer ------------------------------------------------------------
@@ -191,7 +208,7 @@ def _chains(captured: Captured, reached: set[fx.Node]) -> None:
 
 
 def _is_elementwise(node: fx.Node) -> bool:
-    return node.target in DERIVATIVES or node.target in TRANSPARENT
+    return node.target in DERIVATIVES or _is_transparent(node)
 
 
 def _shape(node: fx.Node) -> Any:
@@ -213,7 +230,7 @@ def _body(node: fx.Node, source: dict[fx.Node, fx.Node]) -> list[fx.Node]:
 
 
 def _is_worth_it(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
-    body = [n for n in _body(node, source) if n.target not in TRANSPARENT]
+    body = [n for n in _body(node, source) if not _is_transparent(n)]
     meets_itself = any(
         sum(_see_through(arg) is source[node] or arg in source for arg in n.args if isinstance(arg, fx.Node)) > 1
         for n in body
@@ -223,7 +240,8 @@ def _is_worth_it(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
 
 def _is_affine(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
     """Is this op affine in the one argument that is random?"""
-    return node.target in AFFINE and not (node.target is aten.div.Tensor and node.args[0] not in source)
+    divisor = node.args[1] if node.target is aten.div.Tensor else None
+    return node.target in AFFINE and not (divisor in source or divisor is source[node])
 
 
 def _fuse(captured: Captured, node: fx.Node, source: dict[fx.Node, fx.Node]) -> None:
@@ -236,27 +254,33 @@ def _fuse(captured: Captured, node: fx.Node, source: dict[fx.Node, fx.Node]) -> 
             if arg not in values:
                 constants.append(arg)
                 values[arg] = inner.placeholder(f"c{len(constants)}")
-        seen_through = member.target in TRANSPARENT
-        values[member] = values[member.args[0]] if seen_through else inner.node_copy(member, values.__getitem__)  # type: ignore[index]
+        handed_on: Any = member.args[0] if _is_transparent(member) else None
+        values[member] = values[handed_on] if handed_on else inner.node_copy(member, values.__getitem__)
     inner.output(values[node])
     function = fx.GraphModule({}, inner)
-    target, args, kwargs = _recognise(function, source[node]) if not constants else (None, (), {})
-    if target is None:
-        target, args, kwargs = ops.elementwise, (function, source[node], *constants), {}
-    _replace(captured, node, target, args, kwargs)
+    known = _recognise(function) if not constants else None
+    if known is not None:
+        _replace(captured, node, known[0], (source[node],), known[1])
+    elif _is_defined_everywhere(function, constants):
+        _replace(captured, node, ops.elementwise, (function, source[node], *constants))
 
 
-def _recognise(function: fx.GraphModule, x: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _recognise(function: fx.GraphModule) -> tuple[Any, dict[str, Any]] | None:
     """Compare with the functions that have a rule of their own, on a grid: any way of writing them counts."""
     grid = torch.linspace(-12, 12, 481, dtype=torch.float64)
-    try:
-        values = function(grid)
-    except RuntimeError:  # a body that casts or indexes by shape: keep it as it is
-        return None, (), {}
+    values = function(grid)
     for target, kwargs in KNOWN:
-        if values.dtype == grid.dtype and torch.allclose(values, target(grid, **kwargs), rtol=1e-6, atol=1e-7):
-            return target, (x,), kwargs
-    return None, (), {}
+        if torch.allclose(values, target(grid, **kwargs), rtol=1e-6, atol=1e-7):
+            return target, kwargs
+    return None
+
+
+def _is_defined_everywhere(function: fx.GraphModule, constants: list[fx.Node]) -> bool:
+    """May it be integrated? If not, its ops keep their own rules, and the report says what that neglects."""
+    if not any(node.target in SINGULAR for node in function.graph.nodes):
+        return True
+    wide = torch.linspace(-50, 50, 2001, dtype=torch.float64)
+    return not constants and bool(function(wide).isfinite().all())
 
 
 KNOWN: tuple[tuple[Any, dict[str, Any]], ...] = (

@@ -57,6 +57,7 @@ class Arena:
         self.scratch = Scratch(self.noise.whole)
         self._spare: dict[str, Flat] = {}
         self.averaged = False  # ĝ·z was averaged over draws or ranks: it is "product", belonging to the gradient "left"
+        self.reached: list[bool] = []  # by a gradient, in the draws before the present one
         self._versions: list[int] = []
         kept = {"momentum": self.momentum, "hess": self.hess} | ({"mean": self.mean} if self.narrow else {})
         self._exposed = [
@@ -119,8 +120,10 @@ class Arena:
     def perturb(self, noise: Flat) -> None:
         """Add noise of the posterior's width, z/√(λ(h + δ)), to the weights."""
         weights, settings = self.weights(), Settings.of(self.group)
-        if self._scaled_for != (settings.weight_decay, self.hess.whole._version):
+        wanted = settings.weight_decay, self.hess.whole._version
+        if self._scaled_for != wanted:
             scale_(self._scale.whole, self.hess.whole, settings.weight_decay)
+            self._scaled_for = wanted
         width = settings.ess**-0.5
         if not self.narrow:
             torch._foreach_addcmul_(weights, noise.parts, self._scale.parts, value=width)

@@ -146,10 +146,14 @@ class Draws:
         """Keep what the draws so far gave, before the next one overwrites noise and gradients."""
         finite = True
         for arena in self.arenas:
-            arena.write_product(arena.spare("total product"))
-            total = arena.spare("total gradient")
-            for part, gradient in zip(total.parts, arena.gradients(), strict=True):
-                _ = part.zero_() if gradient is None else part.copy_(gradient)
+            product, total = arena.spare("total product"), arena.spare("total gradient")
+            product.whole.zero_()
+            total.whole.zero_()
+            gradients = arena.write_product(product)
+            for part, gradient in zip(total.parts, gradients, strict=True):
+                if gradient is not None:
+                    part.copy_(gradient)
+            arena.reached = [gradient is not None for gradient in gradients]
             finite = finite and bool(total.whole.isfinite().all())
             arena.averaged = False
         if not finite:  # a loss scaler saw it and skipped the step: that draw is over
@@ -169,10 +173,11 @@ class Draws:
                 weight = 1 / self.count
                 _ = product.mul_(1 - weight) if g is None else product.lerp_(latest, weight)
                 _ = total.mul_(1 - weight) if g is None else total.lerp_(g, weight)
-            for p, total in zip(arena.params, totals, strict=True):
-                if p.grad is None:
+            for p, total, reached in zip(arena.params, totals, arena.reached, strict=True):
+                if p.grad is None and reached:
                     p.grad = torch.zeros_like(p)
-                local(p.grad).copy_(total)
+                if p.grad is not None:
+                    local(p.grad).copy_(total)
             arena.leave_averages()
 
     @torch.no_grad()

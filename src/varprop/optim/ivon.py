@@ -206,7 +206,7 @@ class IVON(torch.optim.Optimizer):
         self._refuse_perturbed("loaded")
         state_dict = unflatten(state_dict, self.param_groups)
         for group in state_dict["param_groups"]:
-            check(group)
+            check({**group, "lr": group.get("lr") or 1.0})  # schedules begin or end at 0
         super().load_state_dict(state_dict)
         self._draws.forget()
         self._widen(state_dict)
@@ -221,6 +221,7 @@ class IVON(torch.optim.Optimizer):
                     self.state[p][name] = value.detach().to(p.device, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._refuse_perturbed("copied")
         return {**super().__getstate__(), "mc_samples": self.mc_samples}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

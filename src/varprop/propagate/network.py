@@ -69,10 +69,10 @@ class MomentNet(nn.Module):
         self.mean, self.var, self.buffer = Registry(), Registry(), Registry()
         self.scale, self.constant, self.folded = Registry(), Registry(), Registry()
         for name, parameter in model.named_parameters():
-            mean = moments[name].mean if name in moments else parameter.detach().clone()
-            self.mean.set(name, mean)
+            mean = moments[name].mean if name in moments else parameter.detach()
+            self.mean.set(name, mean.clone())  # its own: load_state_dict() writes in place
             if name in moments:
-                self.var.set(name, moments[name].var)
+                self.var.set(name, moments[name].var.clone())
         for name, tensor in model.named_buffers():
             self.buffer.set(name, tensor.detach().clone())
         self.rules, self.output = rules, output
