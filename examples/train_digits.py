@@ -80,6 +80,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int = 20, ba
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # the network is too small to gain from more
     torch.manual_seed(0)
     images, labels, test_images, test_labels = digits()
     model = ViT()

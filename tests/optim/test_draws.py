@@ -49,6 +49,30 @@ def test_means_come_back_after_any_exception(kind, trains):
     assert torch.equal(curvature(optimizer), curvature(other_optimizer))
 
 
+@pytest.mark.parametrize("fails_at", [0, 2])
+def test_an_interrupt_while_the_weights_are_perturbed(monkeypatch, fails_at):
+    """Weights that were not reached yet keep their values, also if there are no means of them on record."""
+    monkeypatch.setattr("varprop.optim.arena.PIECE", 8)
+    model, optimizer = setup()
+    before, calls, add = weights(model), [], torch._foreach_addcmul_
+
+    def interrupt(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == fails_at + 1:
+            raise KeyboardInterrupt
+        add(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_foreach_addcmul_", interrupt)
+    with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
+        pass
+    assert same(weights(model), before)
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.train()
+    assert not optimizer.perturbed
+    assert same(weights(model), before)
+
+
 def test_a_failed_draw_leaves_the_earlier_ones():
     (model, optimizer), (other, other_optimizer) = setup(), setup()
     for _ in range(2):

@@ -58,8 +58,11 @@ def compare(model, references, rtol):
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("radius", [float("inf"), 0.05])
-@pytest.mark.parametrize("samples", [1, 3])
-def test_against_the_published_algorithm(drawn, dtype, rtol, radius, samples):
+@pytest.mark.parametrize(("samples", "piece"), [(1, 1 << 18), (3, 1 << 18), (1, 7), (3, 16)])
+def test_against_the_published_algorithm(drawn, monkeypatch, dtype, rtol, radius, samples, piece):
+    """Small pieces stand for large models, which go through the cache piece by piece."""
+    monkeypatch.setattr("varprop.optim.arena.PIECE", piece)
+    monkeypatch.setattr("varprop.optim.update.PIECE", piece)
     model = network(dtype)
     settings = SETTINGS | {"clip_radius": radius}
     optimizer = IVON(model.parameters(), **settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from varprop.optim.errors import SamplingError, SettingError
 from varprop.optim.settings import Settings
 from varprop.optim.sharded import is_sharded, like, local, local_gradient
-from varprop.optim.update import Scratch, scale_, step_
+from varprop.optim.update import PIECE, Scratch, scale_, step_
 
+_ALL = slice(None)
 _ALIGN = 16  # entries; vectorised kernels want each part to begin on a boundary
 State = MutableMapping[Any, Any]
 
@@ -23,15 +24,6 @@ class Flat(NamedTuple):
 
     whole: Tensor
     parts: list[Tensor]
-
-
-class Run(NamedTuple):
-    """Neighbouring parameters that take the same step: positions in the list, and where they lie in the vector."""
-
-    first: int
-    last: int
-    begin: int
-    end: int
 
 
 class Arena:
@@ -55,6 +47,9 @@ class Arena:
         self.noise, self.mean, self.hess, self.momentum, self._scale = (self.new() for _ in range(5))
         self._scaled_for: tuple[float, int] | None = None
         self.scratch = Scratch(self.noise.whole)
+        # On a CPU a portion goes through all of a step before the next one does, so that it stays in the cache.
+        self._portions = list(_portions(self.offsets, PIECE if self.device.type == "cpu" else self.offsets[-1]))
+        self._kept = 0  # so many of the parameters have their means in self.mean
         self._spare: dict[str, Flat] = {}
         self.averaged = False  # ĝ·z was averaged over draws or ranks: it is "product", belonging to the gradient "left"
         self.reached: list[bool] = []  # by a gradient, in the draws before the present one
@@ -108,61 +103,64 @@ class Arena:
             return local(parameter)
         return torch.tensor(float(self.group["hess_init"]) if key == "hess" else 0.0, dtype=torch.float64)
 
-    def keep_means(self) -> None:
-        """Take the weights as the means. Where those are wider than the weights, only weights changed since count."""
-        weights = self.weights()
-        if not self.narrow:
-            torch._foreach_copy_(self.mean.parts, weights)
-            return
-        for weight, mean in zip(weights, self.mean.parts, strict=True):
-            mean.copy_(torch.where(mean.to(weight.dtype) == weight, mean, weight.to(mean.dtype)))
-
     def perturb(self, noise: Flat) -> None:
-        """Add noise of the posterior's width, z/√(λ(h + δ)), to the weights."""
-        weights, settings = self.weights(), Settings.of(self.group)
+        """Take the weights as the means, and add noise of the posterior's width, z/√(λ(h + δ))."""
+        settings = Settings.of(self.group)
         wanted = settings.weight_decay, self.hess.whole._version
         if self._scaled_for != wanted:
             scale_(self._scale.whole, self.hess.whole, settings.weight_decay)
             self._scaled_for = wanted
-        width = settings.ess**-0.5
+        weights, self._kept = self.weights(), 0
+        for some in self._portions:
+            self._keep_means(some)
+            self._kept = some.stop
+            means, width = self.mean.parts[some], settings.ess**-0.5
+            if self.narrow:
+                sample = torch._foreach_addcmul(means, noise.parts[some], self._scale.parts[some], value=width)
+                torch._foreach_copy_(weights[some], sample)
+            else:
+                torch._foreach_addcmul_(weights[some], noise.parts[some], self._scale.parts[some], value=width)
+
+    def _keep_means(self, some: slice) -> None:
+        """Means that are wider than the weights change only where the weights have been changed since."""
+        weights, means = self.weights()[some], self.mean.parts[some]
         if not self.narrow:
-            torch._foreach_addcmul_(weights, noise.parts, self._scale.parts, value=width)
-        else:
-            sample = torch._foreach_addcmul(self.mean.parts, noise.parts, self._scale.parts, value=width)
-            torch._foreach_copy_(weights, sample)
+            torch._foreach_copy_(means, weights)
+            return
+        for weight, mean in zip(weights, means, strict=True):
+            mean.copy_(torch.where(mean.to(weight.dtype) == weight, mean, weight.to(mean.dtype)))
 
     def restore(self) -> None:
+        """The means back in place, of those weights that perturb() has come to: an interrupt may have stopped it."""
         weights = self.weights()
-        torch._foreach_copy_(weights, self.mean.parts)
+        torch._foreach_copy_(weights[: self._kept], self.mean.parts[: self._kept])
         self._versions = [weight._version for weight in weights]
 
     def heed_changes(self) -> None:
         """Take over weights that were changed by hand after the means were restored."""
         if [weight._version for weight in self.weights()] != self._versions:
-            self.keep_means()
+            self._keep_means(slice(None))
 
-    def write_product(self, out: Flat) -> list[Tensor | None]:
-        """ĝ·z into ``out``; returns the gradients.
+    def write_product(self, out: Flat, gradients: Sequence[Tensor | None], some: slice = _ALL) -> None:
+        """ĝ·z into ``out``, where there are gradients.
 
         With one draw it is .grad times the noise. Otherwise it was averaged before .grad was complete, and what has
         been done to .grad since (unscaling, clipping) is repeated on it, entry by entry.
         """
-        gradients = self.gradients()
-        has = [index for index, g in enumerate(gradients) if g is not None]
-        present: list[Tensor] = [g for g in gradients if g is not None]
-        if not present:
-            return gradients
+        has = [index for index in range(len(self.params))[some] if gradients[index] is not None]
+        present = [g for g in gradients[some] if g is not None]
         targets = [out.parts[index] for index in has]
+        if not present:
+            return
         if not self.averaged:
             if out is not self.noise:
                 torch._foreach_copy_(targets, [self.noise.parts[index] for index in has])
             torch._foreach_mul_(targets, present)
-            return gradients
+            return
         products, lefts = self.spare("product").parts, self.spare("left").parts
         for index, target, gradient in zip(has, targets, present, strict=True):
             ratio = torch.where(lefts[index] == 0, 1.0, gradient / lefts[index])
             torch.mul(products[index], ratio, out=target)
-        return gradients
 
     def leave_averages(self) -> None:
         """From now on ĝ·z is "total product", and belongs to what .grad holds."""
@@ -174,29 +172,37 @@ class Arena:
 
     def update(self) -> None:
         """Move means and curvatures by one step; parameters without a gradient stay as they are."""
-        settings = Settings.of(self.group)
-        gradients = self.write_product(self.noise)
-        present = [g for g in gradients if g is not None]
-        taken = [part for part, g in zip(self.momentum.parts, gradients, strict=True) if g is not None]
-        if present:
-            torch._foreach_lerp_(taken, present, 1 - settings.beta1)
-        for run in self._runs(gradients):
-            where = slice(run.begin, run.end)
+        settings, weights, gradients = Settings.of(self.group), self.weights(), self.gradients()
+        for some in self._runs(gradients):
+            self.write_product(self.noise, gradients, some)
+            present = [g for g in gradients[some] if g is not None]  # all of them, in a run
+            torch._foreach_lerp_(self.momentum.parts[some], present, 1 - settings.beta1)
+            where = slice(self.offsets[some.start], self.offsets[some.stop])
             flats = (self.mean, self.momentum, self.hess, self._scale, self.noise)
             mean, momentum, hess, scale, product = (flat.whole[where] for flat in flats)
-            step = self._held[run.first]["step"] + 1
+            step = self._held[some.start]["step"] + 1
             step_(mean, momentum, hess, scale, product, step, settings, self.scratch)
-            for held in self._held[run.first : run.last]:
+            torch._foreach_copy_(weights[some], self.mean.parts[some])
+            for held in self._held[some]:
                 held["step"] = step
+        still = [index for index, gradient in enumerate(gradients) if gradient is None]
+        if still:
+            torch._foreach_copy_([weights[i] for i in still], [self.mean.parts[i] for i in still])
         self._scaled_for = settings.weight_decay, self.hess.whole._version
         self.averaged = False
-        self.restore()
 
-    def _runs(self, gradients: Sequence[Tensor | None]) -> list[Run]:
+    def _runs(self, gradients: Sequence[Tensor | None]) -> list[slice]:
+        """Neighbouring parameters that have gradients, take the same step and are in one portion."""
         steps = [None if g is None else held["step"] for held, g in zip(self._held, gradients, strict=True)]
-        bounds = [0, *(i for i in range(1, len(steps)) if steps[i] != steps[i - 1]), len(steps)]
-        return [
-            Run(first, last, self.offsets[first], self.offsets[last])
-            for first, last in itertools.pairwise(bounds)
-            if steps[first] is not None
-        ]
+        cuts = {i for i in range(1, len(steps)) if steps[i] != steps[i - 1]} | {some.stop for some in self._portions}
+        bounds = sorted(cuts | {0})
+        return [slice(first, last) for first, last in itertools.pairwise(bounds) if steps[first] is not None]
+
+
+def _portions(offsets: Sequence[int], size: int) -> Iterator[slice]:
+    """Neighbouring parameters, ``size`` entries or a little more at a time."""
+    first = 0
+    for last in range(1, len(offsets)):
+        if offsets[last] - offsets[first] >= size or last == len(offsets) - 1:
+            yield slice(first, last)
+            first = last

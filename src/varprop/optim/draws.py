@@ -130,7 +130,6 @@ class Draws:
         self._noise.fill_(noise.whole, stream(arena.group["seed"], lane, draw))
 
     def _perturb(self, arena: Arena, noise: Flat) -> None:
-        arena.keep_means()
         self._away.append(arena)
         arena.perturb(noise)
 
@@ -149,7 +148,8 @@ class Draws:
             product, total = arena.spare("total product"), arena.spare("total gradient")
             product.whole.zero_()
             total.whole.zero_()
-            gradients = arena.write_product(product)
+            gradients = arena.gradients()
+            arena.write_product(product, gradients)
             for part, gradient in zip(total.parts, gradients, strict=True):
                 if gradient is not None:
                     part.copy_(gradient)
@@ -167,7 +167,8 @@ class Draws:
         if self.count == 1:
             return
         for arena in self.arenas:
-            gradients = arena.write_product(arena.noise)
+            gradients = arena.gradients()
+            arena.write_product(arena.noise, gradients)
             products, totals = arena.spare("total product").parts, arena.spare("total gradient").parts
             for product, total, latest, g in zip(products, totals, arena.noise.parts, gradients, strict=True):
                 weight = 1 / self.count
@@ -202,8 +203,12 @@ class Draws:
             self.refuse_foreign_gradients()
             for arena in self.arenas:
                 arena.averaged = False
+            try:
+                self._sample()
+            except BaseException:
+                self._restore()
+                raise
             self.phase = Phase.STANDING
-            self._sample()
             return
         if self.reduction is not None and all(p.grad is None for arena in self.arenas for p in arena.params):
             self.reduction.start(self.arenas)  # the gradients were thrown away: a skipped step

@@ -11,14 +11,14 @@ from torch import Tensor
 from varprop.optim.settings import Settings
 
 # On a CPU this many entries of every vector involved should fit a cache: eight vectors of float32 are then 8 MB.
-_PIECE = 1 << 18
+PIECE = 1 << 18
 
 
 class Scratch:
     """Two work vectors. Kept on a CPU, where large allocations cost page faults; elsewhere torch caches them."""
 
     def __init__(self, like: Tensor) -> None:
-        self._kept = like.new_empty(2, min(like.numel(), _PIECE)) if like.device.type == "cpu" else None
+        self._kept = like.new_empty(2, min(like.numel(), PIECE)) if like.device.type == "cpu" else None
 
     def pieces(self, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """The vectors piece by piece, each time followed by two work vectors of that length."""
@@ -26,8 +26,8 @@ class Scratch:
         if self._kept is None:
             yield (*vectors, *vectors[0].new_empty(2, length))
             return
-        for start in range(0, length, _PIECE):
-            part = tuple(vector[start : start + _PIECE] for vector in vectors)
+        for start in range(0, length, PIECE):
+            part = tuple(vector[start : start + PIECE] for vector in vectors)
             yield (*part, *self._kept[:, : part[0].numel()])
 
 
