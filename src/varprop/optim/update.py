@@ -10,15 +10,16 @@ from torch import Tensor
 
 from varprop.optim.settings import Settings
 
-# On a CPU this many entries of every vector involved should fit a cache: eight vectors of float32 are then 8 MB.
+# On a CPU about this many entries of every vector involved should fit a cache: eight vectors of float32 are then 8 MB.
 PIECE = 1 << 18
+LARGEST = PIECE + PIECE // 2
 
 
 class Scratch:
     """Two work vectors. Kept on a CPU, where large allocations cost page faults; elsewhere torch caches them."""
 
     def __init__(self, like: Tensor) -> None:
-        self._kept = like.new_empty(2, min(like.numel(), PIECE)) if like.device.type == "cpu" else None
+        self._kept = like.new_empty(2, min(like.numel(), LARGEST)) if like.device.type == "cpu" else None
 
     def pieces(self, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """The vectors piece by piece, each time followed by two work vectors of that length."""
@@ -26,8 +27,10 @@ class Scratch:
         if self._kept is None:
             yield (*vectors, *vectors[0].new_empty(2, length))
             return
-        for start in range(0, length, PIECE):
-            part = tuple(vector[start : start + PIECE] for vector in vectors)
+        count = max(1, round(length / PIECE))  # of equal pieces: one that is much smaller costs as many calls
+        size = -(-length // count)
+        for start in range(0, length, size):
+            part = tuple(vector[start : start + size] for vector in vectors)
             yield (*part, *self._kept[:, : part[0].numel()])
 
 

@@ -53,7 +53,7 @@ def lift(
     program = torch.export.export(walk, tuple(leaves), strict=False, dynamic_shapes=(dynamic_shapes(free),))
     graph = program.graph
     graph.owning_module = None  # its attributes are those of the network, not of the exported program
-    walk.bodies.inline(graph)
+    walk.bodies.place(graph)
     strip_assertions(graph)
     for index in _untag(graph):
         walk.journal.entries[index].needed = True

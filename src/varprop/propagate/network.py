@@ -68,6 +68,7 @@ class MomentNet(nn.Module):
         moments = posterior.resolve(model)
         self.mean, self.var, self.buffer = Registry(), Registry(), Registry()
         self.scale, self.constant, self.folded = Registry(), Registry(), Registry()
+        self.pointwise = nn.ModuleDict()
         for name, parameter in model.named_parameters():
             mean = moments[name].mean if name in moments else parameter.detach()
             self.mean.set(name, mean.clone())  # its own: load_state_dict() writes in place
@@ -207,7 +208,7 @@ class MomentNet(nn.Module):
         return captured, lift(captured, structure, self.rules, tensors, examples, self.device), tensors.scale
 
     def _tensors(self) -> Tensors:
-        return Tensors(self.mean, self.var, self.buffer, self.scale, self.constant)
+        return Tensors(self.mean, self.var, self.buffer, self.scale, self.constant, self.pointwise)
 
     def _assemble(self, graph: fx.Graph) -> fx.GraphModule:
         """A module around ``graph`` that shares this network's registries instead of copying from them."""
@@ -232,7 +233,7 @@ class MomentNet(nn.Module):
 
     def _recapture(self, old_dtype: torch.dtype) -> None:
         plans, self._plans = self._plans, []
-        self.constant, self.folded = Registry(), Registry()
+        self.constant, self.folded, self.pointwise = Registry(), Registry(), nn.ModuleDict()
         for plan in plans:
             signature = plan.signature.with_dtype(old_dtype, self.dtype)
             pairs = zip(plan.shapes, signature.dtypes, strict=True)
@@ -244,7 +245,7 @@ class MomentNet(nn.Module):
         new = self.__class__.__new__(self.__class__)
         nn.Module.__init__(new)
         new.register_load_state_dict_post_hook(_refold)
-        for name in ("mean", "var", "buffer", "scale", "constant", "folded"):
+        for name in ("mean", "var", "buffer", "scale", "constant", "folded", "pointwise"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         new.rules, new.output, new._model, new._binder = self.rules, self.output, self._model, self._binder
         new._scale_names = list(self._scale_names)

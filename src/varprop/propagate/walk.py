@@ -18,7 +18,7 @@ from varprop.capture.regroup import reachable
 from varprop.capture.signature import Structure, random_leaves
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random
-from varprop.propagate.inline import Bodies
+from varprop.propagate.pointwise import Bodies
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 from varprop.rules.structural import mean_args
 
@@ -61,13 +61,14 @@ class Journal:
 
 @dataclass
 class Tensors:
-    """The registries a lifted graph refers to, under the names they have in the network."""
+    """What a lifted graph refers to, under the names it has in the network: tensors, and the pointwise rules."""
 
     mean: Registry
     var: Registry
     buffer: Registry
     scale: Registry
     constant: Registry = field(default_factory=Registry)
+    pointwise: nn.ModuleDict = field(default_factory=nn.ModuleDict)
 
     def attach(self, module: nn.Module) -> None:
         for name, registry in vars(self).items():
@@ -91,7 +92,7 @@ class Walk(nn.Module):
         self.captured, self.rules, self.tracing = captured, rules, tracing
         self.structure = structure
         self.points = scale_points(captured, rules, tensors.var, random_leaves(structure))
-        self.journal, self.bodies = Journal([]), Bodies()
+        self.journal, self.bodies = Journal([]), Bodies(tensors.pointwise)
 
     def forward(self, *leaves: Tensor) -> Any:
         values = self.run(*leaves)
@@ -151,7 +152,7 @@ class Walk(nn.Module):
 
     def _use(self, rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
         try:
-            return self.bodies.apply(node, args[0]) if node in self.bodies.keys else rule(*args, **kwargs)
+            return self.bodies.apply(node, args[0]) if node in self.bodies.names else rule(*args, **kwargs)
         except Exception as error:
             place = f"{module_path(node) or 'the top level'} ({source_line(node)})"
             raise RuleError(f"rule {rule.name!r} for {op_name(node.target)} failed at {place}: {error}") from error
