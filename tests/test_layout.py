@@ -24,6 +24,9 @@ MAY_IMPORT = {
     "rules": {"errors", "moments", "ops"},
     "capture": {"errors", "moments", "ops", "rules"},
     "propagate": {"errors", "moments", "ops", "rules", "capture", "posterior"},
+    "metrics": {"errors"},
+    "predict": {"errors", "moments", "rules", "capture", "posterior", "propagate"},
+    "calibrate": {"errors", "moments", "rules", "capture", "posterior", "propagate", "predict"},
     "testing": {"errors", "moments", "ops", "rules"},
 }
 

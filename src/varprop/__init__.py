@@ -1,8 +1,14 @@
 """varprop: calibrated uncertainty in one forward pass, for any trained PyTorch network with a Gaussian posterior."""
 
 from varprop import errors, optim, testing
+from varprop.calibrate.ablation import ABLATIONS, ablate
+from varprop.calibrate.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.moments import Moments
 from varprop.posterior import Posterior
+from varprop.predict import links, scores
+from varprop.predict.prediction import Prediction, Regression
+from varprop.predict.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.predict.temperature import TemperatureScaled
 from varprop.propagate.coverage import Coverage, coverage
 from varprop.propagate.network import MomentNet, Trace, propagate
 from varprop.rules import CVP, STREAMLINING, Rule, RuleSet, linearized, rule
@@ -10,20 +16,34 @@ from varprop.rules import CVP, STREAMLINING, Rule, RuleSet, linearized, rule
 __version__ = "0.1.0"
 
 __all__ = [
+    "ABLATIONS",
     "CVP",
-    "STREAMLINING",
     "Coverage",
+    "MeanNetwork",
     "MomentNet",
     "Moments",
+    "MonteCarlo",
+    "OUTPUT_ONLY",
+    "PER_LAYER",
     "Posterior",
+    "Prediction",
+    "Predictor",
+    "Propagated",
+    "Regression",
     "Rule",
     "RuleSet",
+    "STREAMLINING",
+    "TemperatureScaled",
     "Trace",
+    "ablate",
+    "calibrate",
     "coverage",
     "errors",
     "linearized",
+    "links",
     "optim",
     "propagate",
     "rule",
+    "scores",
     "testing",
 ]

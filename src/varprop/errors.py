@@ -49,3 +49,15 @@ class DeviceMismatchError(VarpropError, RuntimeError):
 
 class PrecisionError(VarpropError, ValueError):
     """A dtype that cannot hold variances."""
+
+
+class CalibrationError(VarpropError, ValueError):
+    """A calibration that cannot be done as asked for."""
+
+
+class MetricError(VarpropError, ValueError):
+    """Predictions or settings a metric is not defined for."""
+
+
+class GuaranteeError(VarpropError, ValueError):
+    """No threshold keeps the risk that was asked for at the level that was asked for."""

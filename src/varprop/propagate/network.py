@@ -86,20 +86,23 @@ class MomentNet(nn.Module):
     # --- calling -------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
-        structure, leaves = self.flatten(args, kwargs)
-        return self._run(self._find(structure, leaves) or self._capture(structure, leaves), leaves)
+        plan, leaves = self.plan(args, kwargs)
+        result = plan.module(*leaves)
+        return Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         """Capture this call ahead of time, which ``torch.compile`` and saving need."""
+        self.plan(args, kwargs)
+
+    def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, list[Tensor]]:
+        """The graph for this call, captured if it is the first of its kind, and the tensors to run it with."""
         structure, leaves = self.flatten(args, kwargs)
-        if self._find(structure, leaves) is None:
-            self._capture(structure, leaves)
+        return self._find(structure, leaves) or self._capture(structure, leaves), leaves
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
         """Run the call op by op and return what flows at every module path."""
-        structure, leaves = self.flatten(args, kwargs)
-        plan = self._find(structure, leaves) or self._capture(structure, leaves)
-        walk = Walk(plan.captured, structure, self.rules, self._tensors(), tracing=False)
+        plan, leaves = self.plan(args, kwargs)
+        walk = Walk(plan.captured, plan.signature.structure, self.rules, self._tensors(), tracing=False)
         with torch.no_grad():
             values = walk.run(*leaves)
         inputs, outputs = (
@@ -116,7 +119,7 @@ class MomentNet(nn.Module):
     @property
     def scales(self) -> dict[str, float]:
         """α of every scale point captured so far, by module path; ``(output)`` is the one on the output."""
-        return {name: float(self.scale[scale_path(name)].exp()) for name in self._scale_names}
+        return {name: float(self.scale[scale_path(name)].detach().exp()) for name in self._scale_names}
 
     @property
     def signatures(self) -> list[str]:
@@ -150,10 +153,6 @@ class MomentNet(nn.Module):
                 return plan
         return None
 
-    def _run(self, plan: Plan, leaves: list[Tensor]) -> Moments:
-        result = plan.module(*leaves)
-        return Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
-
     # --- capturing -----------------------------------------------------------------------------------
 
     def _capture(self, structure: Structure, leaves: list[Tensor]) -> Plan:
@@ -167,13 +166,13 @@ class MomentNet(nn.Module):
         with quiet():
             fold(lifted.graph, dict((*self.named_buffers(), *self.named_parameters())), self.folded)
         shapes = [tuple(leaf.shape) for leaf in leaves]
-        plan = Plan(lifted.signature, captured, lifted.applied, self._assemble(lifted.graph), shapes)
+        plan = Plan(lifted.signature, captured, lifted.applied, self.assemble(lifted.graph), shapes)
         self._plans.append(plan)
         return plan
 
     def lift(self, structure: Structure, leaves: list[Tensor]) -> tuple[Captured, Lifted, Registry]:
         """The captured graph of one call, its lifted form, and the scales that form refers to."""
-        _refuse_training(self._model[0])
+        refuse_training(self._model[0])
         inputs = _graph_inputs(structure, leaves)
         free = free_dims(inputs)
         try:
@@ -210,7 +209,7 @@ class MomentNet(nn.Module):
     def _tensors(self) -> Tensors:
         return Tensors(self.mean, self.var, self.buffer, self.scale, self.constant, self.pointwise)
 
-    def _assemble(self, graph: fx.Graph) -> fx.GraphModule:
+    def assemble(self, graph: fx.Graph) -> fx.GraphModule:
         """A module around ``graph`` that shares this network's registries instead of copying from them."""
         module = fx.GraphModule(nn.Module(), fx.Graph())
         self._tensors().attach(module)
@@ -250,7 +249,7 @@ class MomentNet(nn.Module):
         new.rules, new.output, new._model, new._binder = self.rules, self.output, self._model, self._binder
         new._scale_names = list(self._scale_names)
         new._plans = [
-            Plan(p.signature, p.captured, p.applied, new._assemble(copy.deepcopy(p.module.graph)), p.shapes)
+            Plan(p.signature, p.captured, p.applied, new.assemble(copy.deepcopy(p.module.graph)), p.shapes)
             for p in self._plans
         ]
         return new
@@ -263,7 +262,7 @@ def propagate(model: nn.Module, posterior: Posterior, rules: RuleSet = CVP, *, o
     function of the model's return value; by default its logits or its only tensor. The model is
     captured on the first call and is not changed; the network keeps its own copy of every tensor.
     """
-    _refuse_training(model)
+    refuse_training(model)
     return MomentNet(model, posterior, rules, output)
 
 
@@ -292,7 +291,7 @@ def _with_scales(existing: Registry, names: list[str], dtype: torch.dtype, devic
     return scales
 
 
-def _refuse_training(model: nn.Module) -> None:
+def refuse_training(model: nn.Module) -> None:
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     for path, module in model.named_modules():
         if module.training and isinstance(module, kinds) and getattr(module, "p", 1) > 0:

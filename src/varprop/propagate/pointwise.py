@@ -63,17 +63,35 @@ class Pointwise(nn.Module):
         self.fused = False
 
     def forward(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        if self.fused or torch.compiler.is_compiling() or mean.shape != var.shape:
+        if torch.compiler.is_compiling() or mean.shape != var.shape:
             return self.body(mean, var)
-        return _Chunked.apply(self.body, mean, var)
+        if self.fused:
+            flat = self.body(mean.reshape(-1), var.reshape(-1))  # one rank, so that one compilation serves every layer
+            return flat[0].view(mean.shape), flat[1].view(mean.shape)
+        return chunked(self.body, mean, var)
 
-    def fuse(self) -> None:
-        """Compile this rule and its derivative, for any shape: one kernel each, which recompute by themselves."""
+    def fuse(self, like: Tensor) -> None:
+        """Compile this rule and its derivative for tensors like ``like``, of any shape: a kernel each.
+
+        What these keep between the passes is the two inputs as well. Raises what torch.compile raises.
+        """
         self.body.compile(dynamic=True)
+        mean, var = (torch.full((4096,), 0.5, dtype=like.dtype, device=like.device, requires_grad=True) for _ in "mv")
+        try:
+            with torch.enable_grad():
+                torch.stack(self.body(mean, var)).sum().backward()
+        except Exception:
+            self.body._compiled_call_impl = None
+            raise
         self.fused = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pointwise:
         return Pointwise(copy.deepcopy(self.body, memo))  # what was compiled is the original's
+
+
+def chunked(function: Body, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """A pointwise function of two tensors, chunk by chunk, of which autograd keeps the inputs only."""
+    return _Chunked.apply(function, mean, var)
 
 
 class _Chunked(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""Variance scales, fitted on held-out data."""

@@ -1,0 +1,1 @@
+"""From moments to predictions: probabilities, labels, confidences."""

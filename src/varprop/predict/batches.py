@@ -1,0 +1,103 @@
+"""Batches as people have them: pairs, tuples, dicts with labels; from lists, data loaders, generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.errors import InputError
+from varprop.moments import Moments
+
+LABELS = ("labels", "label")
+SHAPE_OF_A_BATCH = "a batch is (inputs, target), or a dict with 'labels' among the model's keyword arguments"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of a call, and the target."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Tensor
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def to(self, device: torch.device) -> Batch:
+        return self._map(lambda x: x.to(device, non_blocking=True))
+
+    def split(self, size: int) -> list[Batch]:
+        """Batches of at most ``size`` examples: every tensor with one row per example is cut, others are shared."""
+        if len(self) <= size:
+            return [self]
+        return [self._rows(slice(start, start + size)) for start in range(0, len(self), size)]
+
+    def _rows(self, some: slice) -> Batch:
+        return self._map(lambda x: x[some] if x.ndim and len(x) == len(self) else x)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(*(_map(function, part) for part in (self.args, self.kwargs, self.target)))
+
+
+def read(batches: Any) -> Iterator[Batch]:
+    """The batches, taken apart. One batch by itself is taken as a list of one; having none is an error."""
+    found = False
+    for item in _each(batches):
+        found = True
+        yield take_apart(item)
+    if not found:
+        raise InputError("there are no batches: the loader or list is empty")
+
+
+def repeatable(batches: Any) -> Any:
+    """Something that can be gone through several times: a generator is read once and kept."""
+    return list(batches) if isinstance(batches, Iterator) else batches
+
+
+def take_apart(item: Any) -> Batch:
+    if isinstance(item, Mapping):
+        name = next((name for name in LABELS if name in item), None)
+        if name is None:
+            raise InputError(f"a batch has the keys {', '.join(map(repr, item))} and no 'labels': {SHAPE_OF_A_BATCH}")
+        inputs, target = ({key: value for key, value in item.items() if key != name},), item[name]
+    elif isinstance(item, list | tuple) and not isinstance(item, Moments) and len(item) > 1:
+        *rest, target = item
+        inputs = tuple(rest)
+    else:
+        raise InputError(f"a batch is a {type(item).__name__}: {SHAPE_OF_A_BATCH}")
+    if not isinstance(target, Tensor):
+        raise InputError(f"the target of a batch is a {type(target).__name__}, not a tensor")
+    if not target.ndim or not len(target):
+        raise InputError("a batch is empty" if target.ndim else "the target of a batch is a single number, not a batch")
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        return Batch((), dict(inputs[0]), target)
+    if len(inputs) == 1 and isinstance(inputs[0], list | tuple) and not isinstance(inputs[0], Moments):
+        return Batch(tuple(inputs[0]), {}, target)
+    return Batch(inputs, {}, target)
+
+
+def _each(batches: Any) -> Iterable[Any]:
+    single = isinstance(batches, Mapping) or (
+        isinstance(batches, list | tuple) and len(batches) > 1 and all(isinstance(item, Tensor) for item in batches)
+    )
+    if single:
+        return [batches]
+    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
+        raise InputError(f"batches are a {type(batches).__name__}: give an iterable of batches; {SHAPE_OF_A_BATCH}")
+    return batches
+
+
+def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Moments):
+        return Moments(function(value.mean), function(value.var))
+    if isinstance(value, list | tuple):
+        return type(value)(_map(function, item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _map(function, item) for key, item in value.items()}
+    return value
