@@ -32,7 +32,8 @@ clean:
 	rm -rf dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # The stamp is newer than what it was made from, or the packages are installed again.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt tests/peers.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-deps -r tests/peers.txt
 	touch $@

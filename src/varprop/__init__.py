@@ -4,7 +4,7 @@ from varprop import errors, optim, testing
 from varprop.calibrate.ablation import ABLATIONS, ablate
 from varprop.calibrate.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.moments import Moments
-from varprop.posterior import Posterior
+from varprop.posterior import SWAG, Posterior
 from varprop.predict import links, scores
 from varprop.predict.prediction import Prediction, Regression
 from varprop.predict.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
@@ -18,13 +18,15 @@ __version__ = "0.1.0"
 __all__ = [
     "ABLATIONS",
     "CVP",
+    "OUTPUT_ONLY",
+    "PER_LAYER",
+    "STREAMLINING",
+    "SWAG",
     "Coverage",
     "MeanNetwork",
     "MomentNet",
     "Moments",
     "MonteCarlo",
-    "OUTPUT_ONLY",
-    "PER_LAYER",
     "Posterior",
     "Prediction",
     "Predictor",
@@ -32,7 +34,6 @@ __all__ = [
     "Regression",
     "Rule",
     "RuleSet",
-    "STREAMLINING",
     "TemperatureScaled",
     "Trace",
     "ablate",

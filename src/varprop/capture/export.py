@@ -170,19 +170,29 @@ def _strip(path: str) -> str:
 
 @contextlib.contextmanager
 def _marked(model: nn.Module) -> Iterator[None]:
-    """While open, every module notes its first input and output tensor under ``path`` or ``path#k``."""
+    """While open, every module marks its first input and output tensor."""
+    with watched(model, lambda kind, path, x: torch.ops.varprop.mark(x, f"{kind}:{path}")):
+        yield
+
+
+@contextlib.contextmanager
+def watched(model: nn.Module, note: Callable[[str, str, Tensor], None]) -> Iterator[None]:
+    """While open, ``note("in" or "out", path, x)`` sees the first tensor each module gets and returns.
+
+    The path is ``path#k`` in the k-th call of a module.
+    """
     calls: Counter[tuple[str, str]] = Counter()
 
-    def note(kind: str, path: str, values: Any) -> None:
+    def first(kind: str, path: str, values: Any) -> None:
         calls[kind, path] += 1
         for value in _tensors(values):
-            torch.ops.varprop.mark(value, f"{kind}:{numbered(path, calls[kind, path])}")
+            note(kind, numbered(path, calls[kind, path]), value)
             return
 
     handles = []
     for path, module in model.named_modules():
-        pre = lambda _, args, kwargs, path=path: note("in", path, (args, kwargs))  # noqa: E731
-        post = lambda _, args, kwargs, result, path=path: note("out", path, result)  # noqa: E731
+        pre = lambda _, args, kwargs, path=path: first("in", path, (args, kwargs))  # noqa: E731
+        post = lambda _, args, kwargs, result, path=path: first("out", path, result)  # noqa: E731
         handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
         handles.append(module.register_forward_hook(post, with_kwargs=True))
     try:

@@ -1,5 +1,6 @@
 """Posterior: named means and variances, and where they come from."""
 
 from varprop.posterior.gaussian import Posterior
+from varprop.posterior.swag import SWAG
 
-__all__ = ["Posterior"]
+__all__ = ["SWAG", "Posterior"]

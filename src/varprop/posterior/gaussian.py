@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from varprop.errors import PosteriorError
 from varprop.moments import Moments
-from varprop.posterior import binding, ivon, names, storage, tensors
+from varprop.posterior import binding, ivon, laplace, matching, names, storage, swag, tensors, vi
+from varprop.posterior.weights import Source
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -22,7 +23,7 @@ class Posterior(Mapping[str, Moments]):
     """Named means and variances: ``posterior["head.weight"]`` is a ``Moments``.
 
     A parameter that is not named is deterministic. An empty posterior is legal: then only the inputs can be random.
-    Build one with ``from_tensors``, ``from_ivon`` or ``load``; the constructor itself checks nothing.
+    Build one with a ``from_…`` method or ``load``; the constructor itself checks nothing.
     """
 
     def __init__(self, moments: Mapping[str, Moments]) -> None:
@@ -43,6 +44,56 @@ class Posterior(Mapping[str, Moments]):
         ``model.parameters()``, all of them or only the trainable ones.
         """
         return cls.from_tensors(*ivon.moments(model, optimizer))
+
+    @classmethod
+    def from_laplace(cls, model: nn.Module, la: Any) -> Posterior:
+        """A fitted diagonal Laplace approximation of laplace-torch, over all weights, the last layer or a subnetwork.
+
+        ``la = Laplace(model, "classification", subset_of_weights="all", hessian_structure="diag"); la.fit(loader)``,
+        then ``Posterior.from_laplace(model, la)``. Mean and variance are the library's own: prior precision,
+        temperature and noise are in. ``model`` is the fitted one, a copy of it, or the model inside a wrapper that
+        was fitted.
+        """
+        return cls.from_tensors(*laplace.moments(model, la))
+
+    @classmethod
+    def from_swag(cls, model: nn.Module, source: swag.SWAG | Source, square: Source | None = None) -> Posterior:
+        """Diagonal SWAG: the mean and the variance of the weights along training.
+
+        ``collector = SWAG()``, ``collector.update_parameters(model)`` after each epoch, then
+        ``Posterior.from_swag(model, collector)``. Or the running averages of w and w², each a module, a state dict or
+        a safetensors file: negative differences within 64 roundings of E[w²] count as 0, larger ones are an error.
+
+        The variance is that of the collected weights (divided by their number). The factor ½ of SWAG belongs to its
+        sum of a diagonal and a low-rank part, not to the diagonal alone. Buffers are the model's own: batch norm needs
+        ``model.load_state_dict(posterior.mean, strict=False)`` and then ``swa_utils.update_bn(loader, model)``.
+        """
+        return cls.from_tensors(*swag.moments(model, source, square))
+
+    @classmethod
+    def from_samples(cls, model: nn.Module, samples: Iterable[Source]) -> Posterior:
+        """The Gaussian with the mean and the unbiased variance (n − 1) of each weight over n ≥ 2 samples.
+
+        ``Posterior.from_samples(model, ["epoch8.safetensors", "epoch9.safetensors"])``. A sample is a model, a state
+        dict or a safetensors file; they are read one at a time. What all samples and the model share is
+        deterministic; buffers are the model's own.
+
+        Meant for samples around one mode: SGD iterates, MCMC draws, fine-tunings of one model. Members of a deep
+        ensemble that were trained from different starts lie in different modes: the mean of their weights is in none
+        of them, and the network it gives is usually no good.
+        """
+        return cls.from_tensors(*matching.moments(model, samples))
+
+    @classmethod
+    def from_vi(cls, model: nn.Module, bayesian: nn.Module) -> Posterior:
+        """The posterior of a network of mean-field layers (bayesian-torch, torchbnn, blitz, torch-uncertainty, …).
+
+        ``dnn_to_bnn(bayesian, priors)``, train, then ``Posterior.from_vi(model, bayesian)``, where ``model`` is the
+        plain network with the same module names. Only random weights are in the posterior, so all others must have
+        the same values in both: ``model.load_state_dict(bayesian.state_dict(), strict=False)`` copies them, and
+        batch norm's statistics.
+        """
+        return cls.from_tensors(*vi.moments(model, bayesian))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Posterior:

@@ -17,6 +17,7 @@ from varprop.propagate.walk import Applied, random_sources
 from varprop.rules import CVP, RuleSet
 from varprop.rules.ruleset import op_name
 from varprop.rules.structural import STRUCTURAL
+from varprop.tables import aligned
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,8 @@ class Coverage:
             (row.op, row.path or f"({row.module})", row.rule, row.variance, row.exactness, row.note)
             for row in self.rows
         ]
-        widths = [max(len(line[i]) for line in (header, *table)) for i in range(len(header) - 1)]
-        lines = [
-            "  ".join((*(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)), line[-1])).rstrip()
-            for line in (header, *table)
-        ]
         count = f"{len(self.approximate)} approximate, {len(self.missing)} missing"
-        return "\n".join([f"{self.model} under {self.rules}: {len(self.rows)} ops, {count}", *lines])
+        return "\n".join([f"{self.model} under {self.rules}: {len(self.rows)} ops, {count}", *aligned(header, table)])
 
 
 def coverage(

@@ -1,0 +1,125 @@
+"""The Gaussian of a fitted diagonal Laplace approximation of laplace-torch, read by duck typing.
+
+That library keeps one flat mean and one flat variance. What they cover depends on the subset of weights: all trainable
+parameters of the model, those of the last layer of a copy of the model, or some entries of all trainable parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.posterior.names import did_you_mean
+from varprop.posterior.tensors import listing
+from varprop.posterior.weights import Tensors, placed, required, unwrapped
+
+_Named = list[tuple[str, nn.Parameter]]
+
+
+def moments(model: nn.Module, la: Any) -> tuple[Tensors, Tensors]:
+    """Means and variances by parameter name, as the library's own ``mean`` and ``posterior_variance``."""
+    model = required(model, "from_laplace(model, la)")
+    subset = _diagonal_subset(la)
+    if not getattr(la, "n_data", 0):
+        raise PosteriorError(f"this {type(la).__name__} is not fitted: call la.fit(train_loader) first")
+    fitted = _last_layer(la) if subset == "last_layer" else _trainable(la)
+    names = _names(unwrapped(model), la, fitted)
+    mean, var = la.mean.detach().reshape(-1), la.posterior_variance.detach().reshape(-1)
+    inside = torch.ones_like(mean, dtype=torch.bool)
+    if subset == "subnetwork":
+        inside, var = _spread_out(la, mean, var)
+    parts = [_split(flat, names, fitted, la) for flat in (mean, var, inside)]
+    # A tensor without any entry in the subnetwork is deterministic as a whole.
+    random = [name for name, chosen in parts[2].items() if bool(chosen.any())]
+    return placed(model, {name: parts[0][name] for name in random}, {name: parts[1][name] for name in random})
+
+
+def _diagonal_subset(la: Any) -> str:
+    """``all``, ``last_layer`` or ``subnetwork``."""
+    key = getattr(la, "_key", None)
+    if not isinstance(key, tuple) or len(key) != 2:
+        raise PosteriorError(f"a {type(la).__name__} is no Laplace approximation of laplace-torch")
+    subset, structure = map(str, key)
+    if structure != "diag" or subset not in ("all", "last_layer", "subnetwork"):
+        raise PosteriorError(
+            f"a {type(la).__name__} ({subset}, {structure}) has no variance of each weight on its own, and varprop "
+            'propagates a diagonal Gaussian: fit Laplace(..., hessian_structure="diag")'
+        )
+    return subset
+
+
+def _trainable(la: Any) -> _Named:
+    """The parameters in the order of the flat vectors, by their names in the model that was fitted."""
+    names = {id(parameter): name for name, parameter in la.model.named_parameters()}
+    return [(names.get(id(parameter), f"parameter {index}"), parameter) for index, parameter in enumerate(la.params)]
+
+
+def _last_layer(la: Any) -> _Named:
+    extractor = la.model
+    path = extractor._last_layer_name
+    return [(f"{path}.{name}" if path else name, p) for name, p in extractor.last_layer.named_parameters()]
+
+
+def _names(model: nn.Module, la: Any, fitted: _Named) -> list[str]:
+    """What ``model`` calls the fitted parameters.
+
+    By identity where it can be: then the model may be a part of the fitted one, as when a wrapper around it was fitted
+    because the library wants plain logits. For a copy of the model, by name.
+    """
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    originals = _originals(la)
+    ids = [originals.get(id(parameter), id(parameter)) for _, parameter in fitted]
+    if all(found in own for found in ids):
+        return [own[found] for found in ids]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    problems = _misfits(fitted, parameters)
+    if problems:
+        headline = f"{type(la).__name__} was fitted to parameters {type(model).__name__} lacks"
+        raise PosteriorMismatchError(listing(headline, problems, "Give the model that was fitted, or the one inside."))
+    return [name for name, _ in fitted]
+
+
+def _originals(la: Any) -> dict[int, int]:
+    """From the copy a last-layer approximation works on back to the parameters it was given, by id."""
+    copy = getattr(la.model, "model", None)
+    if not isinstance(copy, nn.Module) or not hasattr(la.model, "last_layer"):
+        return {}
+    copied = [parameter for parameter in copy.parameters() if parameter.requires_grad]
+    if [p.shape for p in copied] != [p.shape for p in la.params]:
+        return {}
+    return {id(twin): id(original) for twin, original in zip(copied, la.params, strict=True)}
+
+
+def _misfits(fitted: _Named, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+    found = []
+    for name, parameter in fitted:
+        if name not in parameters:
+            found.append(f"{name!r} {tuple(parameter.shape)}{did_you_mean(name, parameters)}")
+        elif parameters[name].shape != parameter.shape:
+            found.append(f"{name!r} has shape {tuple(parameter.shape)}, here {tuple(parameters[name].shape)}")
+    return found
+
+
+def _spread_out(la: Any, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """A subnetwork's variances among the zeros of all other weights, and which entries they are."""
+    indices = la.backend.subnetwork_indices.to(mean.device)
+    inside = torch.zeros_like(mean, dtype=torch.bool)
+    inside[indices] = True
+    everywhere = torch.zeros_like(mean)
+    everywhere[indices] = var.to(everywhere)
+    return inside, everywhere
+
+
+def _split(flat: Tensor, names: Sequence[str], fitted: _Named, la: Any) -> Tensors:
+    sizes = [parameter.numel() for _, parameter in fitted]
+    if flat.numel() != sum(sizes):
+        raise PosteriorMismatchError(
+            f"{type(la).__name__} has {flat.numel()} entries, the parameters it was fitted to have {sum(sizes)}: the "
+            "model was changed after the fit"
+        )
+    shaped = (part.view(p.shape) for part, (_, p) in zip(flat.split(sizes), fitted, strict=True))
+    return dict(zip(names, shaped, strict=True))

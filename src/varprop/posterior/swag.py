@@ -1,0 +1,153 @@
+"""Diagonal SWAG: mean and variance of the weights along training (Maddox et al., 2019, SWAG-Diagonal)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.posterior.names import did_you_mean
+from varprop.posterior.running import Running
+from varprop.posterior.tensors import listing
+from varprop.posterior.weights import (
+    Tensors,
+    layout,
+    placed,
+    read,
+    refuse_constant,
+    required,
+    shortened,
+    unwrapped,
+)
+
+_PARTS = ("origin", "shift", "squares")
+# Rounding errors of two running averages and a square, in units of the format's precision times E[w²].
+_ROUNDING = 64
+
+
+class SWAG:
+    """Collects the mean and the variance of a model's weights, beside or instead of torch's ``AveragedModel``.
+
+    Call ``update_parameters(model)`` once per epoch (or cycle) of SGD at a high, constant learning rate, then
+    ``Posterior.from_swag(model, swag)``. Only parameters that train are collected; the others are deterministic.
+    ``device`` is where the sums are kept; without it they stay beside the weights. ``state_dict`` holds only tensors,
+    and a collector resumed from it continues bit for bit.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._running = Running(None if device is None else torch.device(device))
+
+    @property
+    def n_averaged(self) -> int:
+        return self._running.count
+
+    def update_parameters(self, model: nn.Module) -> None:
+        """Add the model's weights as they are now. Nothing is added if any of them is not finite or does not fit."""
+        model = unwrapped(required(model, "update_parameters(model)"))
+        parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+        trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+        if not self.n_averaged and not trainable:
+            raise PosteriorError(f"{type(model).__name__} has no parameters that train, so there is nothing to collect")
+        problems = self._changes(parameters, trainable) if self.n_averaged else []
+        # What froze later is collected on, so that all parameters have the same number of values.
+        weights = {name: p for name, p in parameters.items() if name in (self._running.origin or trainable)}
+        for name, weight in weights.items():
+            if wrong := int((~weight.isfinite()).sum()):
+                problems.append(f"{name!r} is NaN or infinite in {wrong} of {weight.numel()} entries")
+        if problems:
+            headline = f"these weights cannot be added to the {self.n_averaged} collected before"
+            raise PosteriorMismatchError(listing(headline, shortened(problems)))
+        self._running.add(weights)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"n_averaged": torch.tensor(self.n_averaged)}
+        for part in _PARTS:
+            state |= {f"{part}.{name}": tensor for name, tensor in getattr(self._running, part).items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        parts: dict[str, Tensors] = {part: {} for part in _PARTS}
+        unknown = []
+        for key, tensor in state.items():
+            part, _, name = key.partition(".")
+            if part in parts and name:
+                parts[part][name] = tensor.to(self._running.device)
+            elif key != "n_averaged":
+                unknown.append(key)
+        names = [list(tensors) for tensors in parts.values()]
+        if unknown or "n_averaged" not in state or any(set(found) != set(names[0]) for found in names):
+            few = f" (unknown: {', '.join(map(repr, unknown[:4]))})" if unknown else ""
+            raise PosteriorError(f"this is no whole state dict of SWAG{few}")
+        self._running.count = int(state["n_averaged"])
+        for part, tensors in parts.items():
+            setattr(self._running, part, tensors)
+
+    def moments(self) -> tuple[Tensors, Tensors]:
+        """Mean and population variance, S/n as in the paper, by parameter name."""
+        if self.n_averaged < 2:
+            raise PosteriorError(f"a variance needs at least 2 updates of SWAG, and there were {self.n_averaged}")
+        mean, var = self._running.mean(), self._running.var(correction=0)
+        refuse_constant(var.values(), f"the weights of all {self.n_averaged} updates", "train between them")
+        return mean, var
+
+    def __repr__(self) -> str:
+        return f"<SWAG: {self.n_averaged} updates, {len(self._running.origin)} tensors>"
+
+    def _changes(self, parameters: Mapping[str, Tensor], trainable: Mapping[str, Tensor]) -> list[str]:
+        origin = self._running.origin
+        found = [f"{name!r} is missing{did_you_mean(name, parameters)}" for name in origin if name not in parameters]
+        found += [f"{name!r} trains now and did not before" for name in trainable if name not in origin]
+        for name, tensor in origin.items():
+            if name in parameters and parameters[name].shape != tensor.shape:
+                found.append(f"{name!r} has shape {tuple(parameters[name].shape)}, before {tuple(tensor.shape)}")
+        return found
+
+
+def moments(model: nn.Module, source: Any, square: Any = None) -> tuple[Tensors, Tensors]:
+    """Means and variances by parameter name, from a collector or from averages of w and of w²."""
+    model = required(model, "from_swag(model, swag)")
+    if isinstance(source, SWAG):
+        if square is not None:
+            raise PosteriorError("a SWAG collector has the variance already: from_swag(model, swag)")
+        return placed(model, *source.moments())
+    if square is None:
+        kind = type(source).__name__
+        raise PosteriorError(
+            f"a {kind} holds the mean only, from which no variance follows: collect with varprop's SWAG, "
+            "or give the averages of the squares too, from_swag(model, mean, square)"
+        )
+    return placed(model, *_from_averages(model, source, square))
+
+
+def _from_averages(model: nn.Module, first: Any, second: Any) -> tuple[Tensors, Tensors]:
+    wanted = layout(unwrapped(model))
+    mean, wrong = read(first, wanted)
+    square, wrong_too = read(second, wanted)
+    problems = [f"mean: {problem}" for problem in shortened(wrong)]
+    problems += [f"square: {problem}" for problem in shortened(wrong_too)]
+    if problems:
+        raise PosteriorMismatchError(
+            listing(f"these are no averages of the weights of {type(model).__name__}", problems)
+        )
+    var = {}
+    for name in mean:
+        # float64, which not every device has: the difference must not add a rounding error of its own.
+        m, s = (tensor.detach().cpu().double() for tensor in (mean[name], square[name]))
+        difference = s - m.square()
+        precision = max(torch.finfo(tensor.dtype).eps for tensor in (mean[name], square[name]))
+        floor = -_ROUNDING * precision * torch.maximum(s.abs(), m.square())
+        if wrong_count := int((difference < floor).sum()):
+            least = float(difference.min())
+            problems.append(f"{name!r}: negative in {wrong_count} of {m.numel()} entries (least {least:.3g})")
+        var[name] = difference.clamp(min=0)
+    if problems:
+        headline = "E[w²] − E[w]² is negative by more than rounding, so these are not averages of w and w²"
+        remedy = (
+            "An AveragedModel copies the first weights as they are, whatever its avg_fn says, so it cannot average "
+            "squares by avg_fn: collect with varprop's SWAG."
+        )
+        raise PosteriorError(listing(headline, shortened(problems), remedy))
+    return mean, var

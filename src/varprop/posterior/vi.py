@@ -1,0 +1,191 @@
+"""The Gaussian of a network of mean-field variational layers, by the names of the plain network.
+
+Layers are known by the names of their parameters: a mean ``mu_weight`` or ``weight_mu`` with a spread beside it
+(bayesian-torch, torchbnn and others), or a child ``weight_sampler`` with ``mu`` and ``rho`` (blitz, torch-uncertainty).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.posterior.names import did_you_mean
+from varprop.posterior.tensors import listing
+from varprop.posterior.weights import Layout, Tensors, layout, placed, required, shortened, unwrapped
+
+# The variance from what layers keep instead of it.
+_VARIANCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rho": lambda x: softplus(x).square(),
+    "log_sigma": lambda x: (2 * x).exp(),
+    "log_std": lambda x: (2 * x).exp(),
+    "log_var": torch.exp,
+    "logvar": torch.exp,
+    "sigma": torch.square,
+    "std": torch.square,
+}
+_DIRECT = ("sigma", "std")
+_KNOWN = "mu_weight with rho_weight, weight_mu with weight_rho, weight_log_sigma or weight_sigma, and the like"
+_WEIGHT = ("kernel", "W")  # other names of what torch's layers call weight
+
+
+class _Random(NamedTuple):
+    """One random parameter: the path it should have in the plain network, where it was found, and its moments."""
+
+    path: str
+    origin: str
+    mean: Tensor
+    spread: Tensor
+    kind: str
+
+
+def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
+    """Means and variances of the random parameters, after checking that all others have the same values in both."""
+    model = required(model, "from_vi(model, bayesian)")
+    if not isinstance(bayesian, nn.Module):
+        raise PosteriorError(f"from_vi(model, bayesian): a {type(bayesian).__name__} is no Bayesian network")
+    bayesian = unwrapped(bayesian)
+    randoms, others = _inventory(bayesian)
+    if not randoms:
+        raise PosteriorError(
+            listing(
+                f"no mean-field layers in this {type(bayesian).__name__}; its parameters are",
+                shortened([f"{name} {tuple(p.shape)}" for name, p in bayesian.named_parameters()]),
+                f"Known are layers with {_KNOWN}. Other layouts come in by from_tensors.",
+            )
+        )
+    wanted = layout(unwrapped(model))
+    found: dict[str, _Random] = {}
+    problems = [*_unusable(randoms)]
+    for random in randoms:
+        name = _target(random, wanted.canonical)
+        if found.setdefault(name, random) is not random:
+            problems.append(f"{name!r} has two posteriors, from {found[name].origin} and from {random.origin}")
+    problems += _misfits(wanted, found, others)
+    if problems:
+        headline = f"{type(bayesian).__name__} and {type(model).__name__} do not correspond"
+        remedy = f"Give the plain network with the same module names. Known are layers with {_KNOWN}."
+        raise PosteriorMismatchError(listing(headline, shortened(problems), remedy))
+    _refuse_other_constants(unwrapped(model), bayesian)
+    with torch.no_grad():
+        var = {name: _VARIANCE[r.kind](_wide(r.spread)) for name, r in found.items()}
+    return placed(model, {name: random.mean for name, random in found.items()}, var)
+
+
+def _inventory(bayesian: nn.Module) -> tuple[list[_Random], dict[str, nn.Parameter]]:
+    """All random parameters, and those that are none, by name."""
+    randoms: list[_Random] = []
+    others: dict[str, nn.Parameter] = {}
+    samplers: set[nn.Module] = set()
+    for path, module in bayesian.named_modules():
+        if module in samplers:
+            continue
+        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        if unused := getattr(module, "bias", None) is False:  # blitz keeps the parameters of a bias it does not use
+            own = {name: p for name, p in own.items() if name not in _names_of("bias")}
+        for base, sampler in _samplers(module):
+            samplers.add(sampler)
+            if not (unused and base == "bias"):
+                # Not the layer's own weight_mu: moving a model to another device parts it from the sampler's.
+                origin = f"{base}_sampler of {type(module).__name__}"
+                randoms.append(_Random(_join(path, base), origin, sampler.mu, sampler.rho, "rho"))
+            own = {name: p for name, p in own.items() if name not in _names_of(base)}
+        for pair in _pairs(path, module, own):
+            randoms.append(pair)
+            own = {name: p for name, p in own.items() if p is not pair.mean and p is not pair.spread}
+        others |= {_join(path, name): p for name, p in own.items()}
+    return randoms, others
+
+
+def _samplers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, child in module.named_children():
+        base, _, word = name.rpartition("_")
+        if word == "sampler" and base and {own for own, _ in child.named_parameters(recurse=False)} == {"mu", "rho"}:
+            yield base, child
+
+
+def _names_of(base: str) -> set[str]:
+    """What a layer may call the mean and the spread of one weight."""
+    return {f"{base}_{kind}" for kind in ("mu", *_VARIANCE)} | {f"{kind}_{base}" for kind in ("mu", *_VARIANCE)}
+
+
+def _pairs(path: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Iterator[_Random]:
+    for name, mean in own.items():
+        for kind in _VARIANCE:
+            if name.startswith("mu_"):
+                base, partner = name[3:], f"{kind}_{name[3:]}"
+            elif name.endswith("_mu"):
+                base, partner = name[:-3], f"{name[:-3]}_{kind}"
+            else:
+                break
+            if partner in own:
+                origin = f"{name} and {partner} of {type(module).__name__}"
+                yield _Random(_join(path, base), origin, mean, own[partner], kind)
+                break
+
+
+def _target(random: _Random, names: Mapping[str, str]) -> str:
+    """The plain network's name; the path itself if it has none, which is reported later."""
+    parent, _, base = random.path.rpartition(".")
+    for candidate in (random.path, _join(parent, "weight") if base in _WEIGHT else random.path):
+        if candidate in names:
+            return names[candidate]
+    return random.path
+
+
+def _unusable(randoms: list[_Random]) -> Iterator[str]:
+    for random in randoms:
+        if random.mean.shape != random.spread.shape:
+            yield f"{random.origin} have shapes {tuple(random.mean.shape)} and {tuple(random.spread.shape)}"
+        for tensor in (random.mean, random.spread):
+            if wrong := int((~tensor.isfinite()).sum()):
+                yield f"{random.origin}: NaN or infinite in {wrong} of {tensor.numel()} entries"
+        if random.kind in _DIRECT and (wrong := int((random.spread < 0).sum())):
+            yield (
+                f"{random.origin}: {wrong} of {random.spread.numel()} standard deviations are negative, so they are "
+                "something else; convert them and use from_tensors"
+            )
+
+
+def _misfits(wanted: Layout, found: Mapping[str, _Random], others: Mapping[str, nn.Parameter]) -> Iterator[str]:
+    canonical, parameters, _ = wanted
+    for name, random in found.items():
+        if name not in parameters:
+            yield f"{name!r} ({random.origin}) is not a parameter of the plain network{did_you_mean(name, canonical)}"
+        elif parameters[name].shape != random.mean.shape:
+            yield f"{name!r} has shape {tuple(random.mean.shape)}, in the plain network {tuple(parameters[name].shape)}"
+    for name, parameter in others.items():
+        if name not in canonical:
+            yield f"{name!r} {tuple(parameter.shape)} is neither random nor a parameter of the plain network"
+    covered = set(found) | {canonical[name] for name in others if name in canonical}
+    yield from (f"{name!r} of the plain network has no counterpart" for name in parameters if name not in covered)
+
+
+def _refuse_other_constants(model: nn.Module, bayesian: nn.Module) -> None:
+    """A posterior holds only what is random; the rest is the plain network's, which must not be a different one."""
+    ours, theirs = model.state_dict(), bayesian.state_dict()
+    differing = [
+        f"{name!r}"
+        for name, value in theirs.items()
+        if isinstance(value, Tensor) and isinstance(ours.get(name), Tensor) and not _equal(ours[name], value)
+    ]
+    if differing:
+        headline = f"these values of {type(model).__name__} are not random and differ from the Bayesian network's"
+        remedy = "Copy them first: model.load_state_dict(bayesian.state_dict(), strict=False)"
+        raise PosteriorMismatchError(listing(headline, shortened(differing), remedy))
+
+
+def _equal(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and torch.equal(ours, theirs.to(ours.device, ours.dtype))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name

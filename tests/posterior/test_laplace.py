@@ -1,0 +1,288 @@
+"""from_laplace: fitted diagonal approximations of laplace-torch, and stand-ins with the same attributes."""
+
+import copy
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
+
+import varprop as vp
+from tests.posterior.exact import DRAWS, assert_agrees, draws_of, inputs, two_layers
+from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.posterior import Posterior
+
+SETTINGS = {"sigma_noise": 0.3, "temperature": 0.5, "prior_precision": 2.0}
+
+
+def data(classes=0):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(24, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(2, (24,), generator=generator) if classes else torch.randn(24, 2, generator=generator).double()
+    return DataLoader(TensorDataset(x, y), batch_size=8)
+
+
+def fitted(model, subset="all", structure="diag", likelihood="regression", **settings):
+    laplace = pytest.importorskip("laplace")
+    la = laplace.Laplace(model, likelihood, subset_of_weights=subset, hessian_structure=structure, **settings)
+    la.fit(data(classes=likelihood == "classification"))
+    return la
+
+
+class Fake:
+    """The attributes of laplace-torch's DiagLaplace that are read."""
+
+    _key = ("all", "diag")
+
+    def __init__(self, model):
+        self.model = model
+        self.params = [p for p in model.parameters() if p.requires_grad]
+        self.mean = parameters_to_vector(self.params).detach() + 1
+        self.posterior_variance = torch.linspace(0.1, 0.9, len(self.mean), dtype=self.mean.dtype)
+        self.n_data = 24
+
+
+class FakeLastLayer(Fake):
+    """The same for DiagLLLaplace, which works on a copy of the model."""
+
+    _key = ("last_layer", "diag")
+
+    def __init__(self, model, path):
+        super().__init__(model)
+        inner = copy.deepcopy(model)
+        self.model = nn.Module()
+        self.model.model, self.model._last_layer_name = inner, path
+        object.__setattr__(self.model, "last_layer", inner.get_submodule(path))
+        self.mean = parameters_to_vector(self.model.last_layer.parameters()).detach() + 1
+        self.posterior_variance = torch.linspace(0.1, 0.9, len(self.mean), dtype=self.mean.dtype)
+
+
+class FakeSubnetwork(Fake):
+    _key = ("subnetwork", "diag")
+
+    def __init__(self, model, indices):
+        super().__init__(model)
+        self.backend = types.SimpleNamespace(subnetwork_indices=torch.tensor(indices))
+        self.posterior_variance = self.posterior_variance[indices]
+
+
+class Wrapper(nn.Module):
+    """As users write it because the library wants a tensor, not a ModelOutput."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def failure(model, la, kind=PosteriorError):
+    with pytest.raises(kind) as caught:
+        Posterior.from_laplace(model, la)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def check(posterior, la, model, names):
+    """The pieces, joined in the model's order, are the library's own vectors."""
+    assert posterior.names == tuple(names)
+    assert torch.equal(torch.cat([posterior[name].mean.flatten() for name in names]), la.mean)
+    assert torch.equal(torch.cat([posterior[name].var.flatten() for name in names]), la.posterior_variance)
+    for name in names:
+        assert posterior[name].shape == model.get_parameter(name).shape
+
+
+ALL = ("0.weight", "0.bias", "1.weight", "1.bias")
+
+
+def test_all_weights_of_a_stand_in():
+    model = two_layers()
+    check(Posterior.from_laplace(model, Fake(model)), Fake(model), model, ALL)
+
+
+def test_frozen_parameters_are_not_in_the_flat_vector():
+    model = two_layers()
+    model[0].weight.requires_grad_(False)
+    la = Fake(model)
+    check(Posterior.from_laplace(model, la), la, model, ALL[1:])
+    model.requires_grad_(False)  # what trains now does not matter, what did at the fit does
+    check(Posterior.from_laplace(model, la), la, model, ALL[1:])
+
+
+def test_the_last_layer_of_a_stand_in():
+    model = two_layers()
+    la = FakeLastLayer(model, "1")
+    check(Posterior.from_laplace(model, la), la, model, ALL[2:])
+
+
+def test_a_wrapped_model_is_named_as_the_model_given():
+    model = two_layers()
+    wrapper = Wrapper(model)
+    for la, names in ((Fake(wrapper), ALL), (FakeLastLayer(wrapper, "inner.1"), ALL[2:])):
+        check(Posterior.from_laplace(model, la), la, model, names)
+        check(Posterior.from_laplace(wrapper, la), la, wrapper, [f"inner.{name}" for name in names])
+        check(Posterior.from_laplace(copy.deepcopy(wrapper), la), la, wrapper, [f"inner.{name}" for name in names])
+
+
+def test_a_copy_of_the_wrong_model():
+    model = two_layers()
+    text = failure(copy.deepcopy(model), Fake(Wrapper(model)), PosteriorMismatchError)
+    assert "Fake was fitted to parameters Sequential lacks" in text
+    assert "'inner.0.weight' (4, 3) (did you mean '0.weight'?)" in text
+    assert len(text.splitlines()) == 6
+    wide = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    assert "'0.weight' has shape (4, 3), here (5, 3)" in failure(wide, Fake(model), PosteriorMismatchError)
+
+
+def test_entries_outside_the_subnetwork_have_no_variance():
+    model = two_layers()
+    la = FakeSubnetwork(model, [13, 1, 25])  # 0.bias[1], 0.weight[0, 1], 1.bias[1]: not in order
+    posterior = Posterior.from_laplace(model, la)
+    assert posterior.names == ("0.weight", "0.bias", "1.bias")
+    assert torch.equal(posterior["0.bias"].var, la.posterior_variance[0] * torch.eye(4).double()[1])
+    assert posterior["0.weight"].var[0, 1] == la.posterior_variance[1]
+    assert posterior["0.weight"].var.count_nonzero() == 1
+    assert torch.equal(posterior["1.bias"].mean, la.mean[-2:])
+
+
+@pytest.mark.parametrize("structure", ["full", "kron", "lowrank", "GP"])
+def test_only_diagonal_structures(structure):
+    model = two_layers()
+    la = Fake(model)
+    la._key = ("all", structure)
+    text = failure(model, la)
+    assert f"(all, {structure}) has no variance of each weight on its own" in text
+    assert 'hessian_structure="diag"' in text
+
+
+def test_not_fitted_and_not_laplace():
+    model = two_layers()
+    la = Fake(model)
+    la.n_data = 0
+    assert "this Fake is not fitted: call la.fit(train_loader) first" in failure(model, la)
+    assert "a Sequential is no Laplace approximation" in failure(model, model)
+    assert "the model comes first, not Fake" in failure(la, model)
+    la = Fake(model)
+    la.mean = la.mean[:-1]
+    assert "has 25 entries, the parameters it was fitted to have 26" in failure(model, la, PosteriorMismatchError)
+
+
+def test_propagation_agrees_with_draws_of_a_stand_in():
+    model = two_layers()
+    la = Fake(model)
+    posterior = Posterior.from_laplace(model, la)
+    sizes, shapes = [12, 4, 8, 2], [(4, 3), (4,), (2, 4), (2,)]
+    mean, std = (
+        {name: part.view(shape) for name, part, shape in zip(ALL, flat.split(sizes), shapes, strict=True)}
+        for flat in (la.mean, la.posterior_variance.sqrt())
+    )
+    assert_agrees(vp.propagate(model.eval(), posterior)(inputs()), draws_of(model, mean, std, inputs(), DRAWS))
+
+
+def test_later_training_does_not_change_the_posterior():
+    model = two_layers()
+    la = Fake(model)
+    posterior = Posterior.from_laplace(model, la)
+    la.mean.zero_()
+    assert (posterior["0.weight"].mean != 0).all()
+
+
+# --- with the library itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        SETTINGS,
+        {**SETTINGS, "prior_precision": torch.tensor([1.0, 2.0, 3.0, 4.0])},
+        {"prior_precision": torch.linspace(1, 5, 26), "temperature": 3.0},
+    ],
+    ids=["default", "scalar", "per layer", "per weight"],
+)
+def test_all_weights(settings):
+    model = two_layers()
+    la = fitted(model, **settings)
+    check(Posterior.from_laplace(model, la), la, model, ALL)
+
+
+@pytest.mark.parametrize("settings", [{}, {"last_layer_name": "1"}, {"prior_precision": torch.linspace(1, 2, 10)}])
+def test_last_layer(settings):
+    model = two_layers()
+    la = fitted(model, subset="last_layer", likelihood="classification", **settings)
+    check(Posterior.from_laplace(model, la), la, model, ALL[2:])
+    wrapped = fitted(Wrapper(model), subset="last_layer", likelihood="classification")
+    assert Posterior.from_laplace(model, wrapped).names == ALL[2:]
+
+
+def test_frozen_layers():
+    model = two_layers()
+    model[0].requires_grad_(False)
+    la = fitted(model, **SETTINGS)
+    check(Posterior.from_laplace(model, la), la, model, ALL[2:])
+
+
+def test_a_tuned_prior_and_a_state_dict():
+    model = two_layers()
+    la = fitted(model)
+    before = Posterior.from_laplace(model, la)
+    la.optimize_prior_precision(pred_type="glm", method="marglik", n_steps=20)
+    check(Posterior.from_laplace(model, la), la, model, ALL)
+    assert (Posterior.from_laplace(model, la)["0.weight"].var != before["0.weight"].var).all()
+    twin = copy.deepcopy(model)
+    other = type(la)(twin, "regression")
+    assert "not fitted" in failure(twin, other)
+    other.load_state_dict(la.state_dict())
+    check(Posterior.from_laplace(twin, other), la, twin, ALL)
+
+
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+@pytest.mark.parametrize("structure", ["full", "kron"])
+def test_other_structures(subset, structure):
+    model = two_layers()
+    assert "propagates a diagonal Gaussian" in failure(model, fitted(model, subset, structure))
+
+
+def test_what_is_not_fitted():
+    laplace = pytest.importorskip("laplace")
+    model = two_layers()
+    for subset in ("all", "last_layer"):
+        la = laplace.Laplace(model, "regression", subset_of_weights=subset, hessian_structure="diag")
+        assert "is not fitted" in failure(model, la)
+
+
+def test_a_subnetwork():
+    laplace = pytest.importorskip("laplace")
+    model = two_layers()
+    la = laplace.DiagSubnetLaplace(model, "regression", subnetwork_indices=torch.tensor([13, 1, 25]), **SETTINGS)
+    la.fit(data())
+    posterior = Posterior.from_laplace(model, la)
+    flat = torch.cat(
+        [(posterior[n].var if n in posterior else torch.zeros_like(p)).flatten() for n, p in model.named_parameters()]
+    )
+    assert torch.equal(flat[[13, 1, 25]], la.posterior_variance)
+    assert flat.count_nonzero() == 3
+    torch.manual_seed(4)
+    draws = la.functional_samples(inputs(), pred_type="nn", n_samples=4000)
+    assert_agrees(vp.propagate(model.eval(), posterior)(inputs()), draws)
+
+
+def test_propagation_agrees_with_the_librarys_draws():
+    model = two_layers()
+    la = fitted(model, **SETTINGS)
+    torch.manual_seed(4)
+    draws = la.functional_samples(inputs(), pred_type="nn", n_samples=4000)
+    assert_agrees(vp.propagate(model.eval(), Posterior.from_laplace(model, la))(inputs()), draws)
+
+
+def test_the_last_layer_agrees_with_the_librarys_closed_form():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double().eval()
+    la = fitted(model, subset="last_layer", **SETTINGS)
+    mean, covariance = la(inputs(), pred_type="glm")
+    predicted = vp.propagate(model, Posterior.from_laplace(model, la))(inputs())
+    torch.testing.assert_close(predicted.mean, mean)
+    torch.testing.assert_close(predicted.var, covariance.diagonal(dim1=1, dim2=2))
