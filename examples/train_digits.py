@@ -64,8 +64,10 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 SETTINGS = {"lr": 1.0, "ess": 3e5, "hess_init": 0.1, "beta2": 0.9995, "weight_decay": 1e-4, "clip_radius": 0.05}
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, epochs: int = 20, batch: int = 32) -> IVON:
-    optimizer = IVON(model.parameters(), **SETTINGS)
+def train(
+    model: nn.Module, images: Tensor, labels: Tensor, epochs: int = 20, batch: int = 32, **changed: float
+) -> IVON:
+    optimizer = IVON(model.parameters(), **(SETTINGS | changed))
     steps = epochs * math.ceil(len(labels) / batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, SETTINGS["lr"], steps, cycle_momentum=False)
     for _ in range(epochs):

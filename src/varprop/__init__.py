@@ -6,6 +6,7 @@ from varprop.calibrate.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.moments import Moments
 from varprop.posterior import SWAG, Posterior
 from varprop.predict import links, scores
+from varprop.predict.fidelity import Comparison, compare
 from varprop.predict.prediction import Prediction, Regression
 from varprop.predict.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.predict.temperature import TemperatureScaled
@@ -22,6 +23,7 @@ __all__ = [
     "PER_LAYER",
     "STREAMLINING",
     "SWAG",
+    "Comparison",
     "Coverage",
     "MeanNetwork",
     "MomentNet",
@@ -38,6 +40,7 @@ __all__ = [
     "Trace",
     "ablate",
     "calibrate",
+    "compare",
     "coverage",
     "errors",
     "linearized",

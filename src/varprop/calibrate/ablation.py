@@ -12,7 +12,7 @@ from varprop.calibrate.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.capture.export import Output
 from varprop.posterior import Posterior
 from varprop.propagate.network import MomentNet, propagate
-from varprop.rules import CVP, STREAMLINING, RuleSet, linearized
+from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, STREAMLINING, RuleSet
 
 
 class Variant(NamedTuple):
@@ -25,8 +25,8 @@ class Variant(NamedTuple):
 ABLATIONS: Mapping[str, Variant] = MappingProxyType(
     {
         "CVP": Variant(CVP, PER_LAYER),
-        "CVP - norm": Variant(CVP.replace(linearized.NORMALIZATION, name="CVP - norm"), PER_LAYER),
-        "CVP - activation": Variant(CVP.replace(linearized.ACTIVATION, name="CVP - activation"), PER_LAYER),
+        "CVP - norm": Variant(CVP_MINUS_NORM, PER_LAYER),
+        "CVP - activation": Variant(CVP_MINUS_ACTIVATION, PER_LAYER),
         "CVP, output only": Variant(CVP, OUTPUT_ONLY),
         "CVP, none": Variant(CVP, ()),
         "Streamlining": Variant(STREAMLINING, OUTPUT_ONLY),

@@ -64,13 +64,13 @@ def calibrate(
     if not len(scales):
         return new
     fit = _Fit(new, link or Softmax(), tuple(scales), lr, cache)
-    pieces = min(batch_size, micro_batch or batch_size)
+    sizes = batch_size, micro_batch or batch_size
     with _tiering_up(new):
         for epoch in range(epochs):
             with tqdm(
                 desc=f"calibrate {epoch + 1}/{epochs}", unit=" examples", disable=not progress, leave=False
             ) as bar:
-                fit.epoch(batches, batch_size, pieces, bar)
+                fit.epoch(batches, *sizes, bar)
     return fit.finish()
 
 
@@ -88,11 +88,11 @@ class _Fit:
         self.steps = 0
         self.pace = 0.0  # how far the fastest log α went in the last epoch, against Adam's full steps
 
-    def epoch(self, batches: Any, batch_size: int, piece: int, bar: Any) -> None:
+    def epoch(self, batches: Any, batch_size: int, micro_batch: int, bar: Any) -> None:
         total, count, pending = 0.0, 0, 0
         started, steps = self._logs(), self.steps
-        complete = bool(self.losses) and self.kept is not None
-        for stage, prepared, target in self.kept if complete and self.kept else self._prepare(batches, piece):
+        kept = self.kept if self.losses else None
+        for stage, prepared, target in kept or self._prepare(batches, batch_size, micro_batch):
             loss = self.link.loss(stage.finish(prepared), target)
             if loss.ndim > 1:
                 loss = loss.flatten(1).mean(1)
@@ -118,18 +118,28 @@ class _Fit:
         self.pace = moved / (self.lr * (self.steps - steps))
         _log.info("calibrate, epoch %d: NLL %.5f on %d examples", len(self.losses), total / count, count)
 
-    def _prepare(self, batches: Any, piece: int) -> Iterator[tuple[Stages, tuple[Any, ...], Tensor]]:
+    def _prepare(
+        self, batches: Any, batch_size: int, micro_batch: int
+    ) -> Iterator[tuple[Stages, tuple[Any, ...], Tensor]]:
+        """The batches in pieces of at most ``micro_batch``, none of which reaches beyond a step of ``batch_size``."""
+        filled = 0
         for batch in read(batches):
-            for part in batch.split(piece):
-                moved = part.to(self.net.device)
-                stage, leaves = self._stage(moved)
-                item = stage, stage.prepare(leaves), moved.target
-                if self.kept is not None:
-                    self.room -= size_of(item[1])
-                    self.kept.append(item)
-                    if self.room < 0:
-                        self.kept = None
+            start = 0
+            while start < len(batch):
+                piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled)).to(self.net.device)
+                start, filled = start + len(piece), (filled + len(piece)) % batch_size
+                stage, leaves = self._stage(piece)
+                item = stage, stage.prepare(leaves), piece.target
+                self._keep(item)
                 yield item
+
+    def _keep(self, item: tuple[Stages, tuple[Any, ...], Tensor]) -> None:
+        """For the next epochs, or nothing at all if there is no room for everything."""
+        self.room -= size_of(item[1])
+        if self.room < 0:
+            self.kept = None
+        elif self.kept is not None:
+            self.kept.append(item)
 
     def _stage(self, batch: Batch) -> tuple[Stages, list[Tensor]]:
         plan, leaves = self.net.plan(batch.args, batch.kwargs)

@@ -30,14 +30,11 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return self._map(lambda x: x.to(device, non_blocking=True))
 
-    def split(self, size: int) -> list[Batch]:
-        """Batches of at most ``size`` examples: every tensor with one row per example is cut, others are shared."""
-        if len(self) <= size:
-            return [self]
-        return [self._rows(slice(start, start + size)) for start in range(0, len(self), size)]
-
-    def _rows(self, some: slice) -> Batch:
-        return self._map(lambda x: x[some] if x.ndim and len(x) == len(self) else x)
+    def rows(self, start: int, stop: int) -> Batch:
+        """Some of the examples: every tensor with one row per example is cut, others are shared."""
+        if start == 0 and stop >= len(self):
+            return self
+        return self._map(lambda x: x[start:stop] if x.ndim and len(x) == len(self) else x)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(*(_map(function, part) for part in (self.args, self.kwargs, self.target)))

@@ -1,0 +1,33 @@
+"""A small vision transformer on scikit-learn's digits with an IVON posterior, and data it has not seen."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import varprop as vp
+from examples import train_digits
+
+
+class Digits(NamedTuple):
+    model: nn.Module
+    posterior: vp.Posterior
+    held_out: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+@functools.cache
+def trained() -> Digits:
+    """Trained on few images, so that there is something to be unsure about."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+    labels = torch.tensor(data.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    seen, held_out, test = order.split([400, 600, 797])
+    torch.manual_seed(0)
+    model = train_digits.ViT(width=32)
+    optimizer = train_digits.train(model, images[seen], labels[seen], epochs=25, ess=1e4)
+    posterior = vp.Posterior.from_ivon(model.eval(), optimizer)
+    return Digits(model, posterior, (images[held_out], labels[held_out]), (images[test], labels[test]))
