@@ -26,8 +26,10 @@ MAY_IMPORT = {
     "capture": {"errors", "moments", "ops", "rules"},
     "propagate": {"errors", "moments", "ops", "tables", "rules", "capture", "posterior"},
     "metrics": {"errors"},
-    "predict": {"errors", "moments", "tables", "rules", "capture", "posterior", "propagate"},
+    "predict": {"errors", "moments", "tables", "metrics", "rules", "capture", "posterior", "propagate"},
     "calibrate": {"errors", "moments", "rules", "capture", "posterior", "propagate", "predict"},
+    "evaluate": {"errors", "metrics", "predict"},
+    "report": {"errors", "tables", "metrics"},
     "testing": {"errors", "moments", "ops", "rules"},
 }
 

@@ -51,6 +51,10 @@ class PrecisionError(VarpropError, ValueError):
     """A dtype that cannot hold variances."""
 
 
+class NetworkFileError(VarpropError, ValueError):
+    """A folder that holds no (whole) propagated network, or one that cannot be loaded or saved as asked for."""
+
+
 class CalibrationError(VarpropError, ValueError):
     """A calibration that cannot be done as asked for."""
 
@@ -61,3 +65,7 @@ class MetricError(VarpropError, ValueError):
 
 class GuaranteeError(VarpropError, ValueError):
     """No threshold keeps the risk that was asked for at the level that was asked for."""
+
+
+class ResultsError(VarpropError, ValueError):
+    """A results folder that cannot be read or written, or a row that does not belong in one."""

@@ -71,7 +71,8 @@ class Selective:
         if self.guarantee is None:
             raise GuaranteeError("there is no threshold yet: Selective(predictor).fit(batches, risk=0.01)")
         prediction = self.predictor(*args, **kwargs)
-        return Decision(prediction, self.score(prediction) >= self.guarantee.threshold)
+        # In float64, because a threshold just above a float32 would be rounded down to it.
+        return Decision(prediction, self.score(prediction).double() >= self.guarantee.threshold)
 
     def __repr__(self) -> str:
         return f"Selective({self.predictor}, guarantee={self.guarantee})"

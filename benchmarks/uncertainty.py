@@ -1,0 +1,191 @@
+"""What calibration and the link cost, beside the plain model in one run.
+
+    python benchmarks/uncertainty.py
+    python benchmarks/uncertainty.py --device cuda
+
+Calibration: one epoch of ``vp.calibrate`` on the 1.8M vision transformer (width 192, depth 4, 32×32 images), against
+forward and backward of the plain model's training over the same data in the same batches; rules are compiled before the
+clock starts, and the time that takes is given too. Bars: 4 for time, 3 for peak memory at batch 256.
+Link: softmax over 3,129 answers averaged over 256 points, beside a compiled forward pass of the plain ViT-B/16 at the
+same batch. Bar: 10 %. Medians over interleaved rounds. Writes benchmarks/results/uncertainty-<device>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+import varprop as vp
+from varprop.calibrate import scales
+
+RESULTS = Path(__file__).parent / "results"
+EPOCH_BAR, MEMORY_BAR, LINK_BAR = 4.0, 3.0, 0.10
+
+
+def peak_memory(function: Callable[[], Any], device: torch.device) -> int:
+    """Bytes the function needs beyond what is there before."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        function()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes))
+
+
+def timed(function: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def posterior_of(model: nn.Module, relative_std: float = 0.05) -> vp.Posterior:
+    mean = dict(model.named_parameters())
+    return vp.Posterior.from_tensors(mean, {k: (relative_std * v.detach()) ** 2 + 1e-8 for k, v in mean.items()})
+
+
+def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=3,
+        intermediate_size=768,
+        image_size=32,
+        patch_size=4,
+        num_labels=10,
+    )
+    model = ViTForImageClassification(config).eval().to(device)
+    net = vp.propagate(model, posterior_of(model))
+    data = [
+        (torch.randn(batch, 3, 32, 32, device=device), torch.randint(0, 10, (batch,), device=device))
+        for _ in range(batches)
+    ]
+    net.capture(data[0][0])
+
+    def plain_step(x: Tensor, y: Tensor) -> None:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x).logits, y).backward()
+
+    def plain_epoch() -> None:
+        for x, y in data:
+            plain_step(x, y)
+
+    fit = scales._Fit(net, vp.links.Softmax(), vp.PER_LAYER, 0.03, cache=1 << 30)
+    shown = scales.tqdm(disable=True)
+
+    def epoch() -> None:
+        fit.epoch(data, batch, batch, shown)
+
+    epoch()
+    result = {"parameters": sum(p.numel() for p in model.parameters()), "batch": batch, "examples": batch * batches}
+    memory = [peak_memory(lambda: plain_step(*data[0]), device)]
+    single = scales._Fit(net, vp.links.Softmax(), vp.PER_LAYER, 0.03, cache=0)
+    single.epoch(data[:1], batch, batch, shown)
+    memory.append(peak_memory(lambda: single.epoch(data[:1], batch, batch, shown), device))
+    uncompiled = timed(epoch, device)
+    start = time.perf_counter()
+    for module in net.pointwise.values():
+        module.fuse(data[0][0])
+    result["compile_seconds"] = time.perf_counter() - start
+    single.epoch(data[:1], batch, batch, shown)
+    memory.append(peak_memory(lambda: single.epoch(data[:1], batch, batch, shown), device))
+    plain_epoch()
+    times: dict[str, list[float]] = {"plain": [], "calibration": []}
+    for _ in range(rounds):
+        times["plain"].append(timed(plain_epoch, device))
+        times["calibration"].append(timed(epoch, device))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    quartiles = statistics.quantiles([b / a for a, b in zip(*times.values(), strict=True)], n=4)
+    return result | {
+        "ratio": medians["calibration"] / medians["plain"],
+        "ratio_quartiles": [quartiles[0], quartiles[2]],
+        "ratio_not_compiled": uncompiled / medians["plain"],
+        "bar": EPOCH_BAR,
+        "seconds": medians,
+        "memory_ratio": memory[2] / memory[0],
+        "memory_ratio_not_compiled": memory[1] / memory[0],
+        "memory_bar": MEMORY_BAR,
+        "plain_memory_bytes": memory[0],
+    }
+
+
+@torch.no_grad()
+def link(device: torch.device, batch: int, rounds: int, classes: int = 3129) -> dict[str, Any]:
+    model = ViTForImageClassification(ViTConfig(num_labels=classes)).eval().to(device)
+    pixels = torch.randn(batch, 3, 224, 224, device=device)
+    logits = vp.Moments(torch.randn(batch, classes, device=device), torch.rand(batch, classes, device=device))
+    softmax, sigmoid = vp.links.Softmax(256), vp.links.Sigmoid()
+    compiled = torch.compile(model)
+    functions: dict[str, Callable[[], Any]] = {
+        "plain forward": lambda: compiled(pixels),
+        "softmax, 256 points": lambda: softmax(logits),
+        "sigmoid": lambda: sigmoid(logits),
+    }
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    for _ in range(rounds):
+        for name, function in functions.items():
+            times[name].append(timed(function, device))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    share = {name: medians[name] / medians["plain forward"] for name in ("softmax, 256 points", "sigmoid")}
+    return {"classes": classes, "batch": batch, "share_of_a_forward": share, "bar": LINK_BAR, "seconds": medians}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=2)
+    parser.add_argument("--link-batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    fitted = calibration(device, args.batch, args.batches, args.rounds)
+    low, high = fitted["ratio_quartiles"]
+    print(
+        f"calibration epoch {fitted['ratio']:.2f}x a training epoch (quartiles {low:.2f}-{high:.2f}, bar {EPOCH_BAR}), "
+        f"{fitted['ratio_not_compiled']:.2f}x before its rules are compiled, which takes "
+        f"{fitted['compile_seconds']:.0f} s"
+    )
+    print(
+        f"  peak memory {fitted['memory_ratio']:.2f}x a training step (bar {MEMORY_BAR}), "
+        f"not compiled {fitted['memory_ratio_not_compiled']:.2f}x"
+    )
+    linked = link(device, args.link_batch, args.rounds)
+    for name, share in linked["share_of_a_forward"].items():
+        print(f"link, {name}, {linked['classes']} classes: {100 * share:.1f} % of a ViT-B forward (bar 10 %)")
+    setting = {"device": args.device, "threads": args.threads, "rounds": args.rounds, "torch": torch.__version__}
+    setting |= {"varprop": vp.__version__, "machine": platform.machine()}
+    RESULTS.mkdir(exist_ok=True)
+    where = RESULTS / f"uncertainty-{device.type}.json"
+    where.write_text(json.dumps({"setting": setting, "calibration": fitted, "link": linked}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

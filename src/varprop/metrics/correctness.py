@@ -1,0 +1,34 @@
+"""How right an answer is: accuracy, also where annotators disagree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from varprop.errors import MetricError
+from varprop.metrics import inputs
+
+
+def accuracy(correctness: Tensor) -> Tensor:
+    """Mean correctness, soft or not."""
+    correctness = inputs.graded(correctness)
+    inputs.some(correctness)
+    return correctness.mean()
+
+
+def vqa_accuracy(matches: Tensor, annotators: int = 10) -> Tensor:
+    """Soft accuracy of an answer that ``matches`` of the ``annotators`` gave: the VQA score.
+
+    The mean, over leaving out one annotator at a time, of min(1, matches among the others / 3):
+    [m min(3, m − 1) + (A − m) min(3, m)] / 3A. With ten annotators 0, 0.3, 0.6, 0.9, 1, 1, …
+    ``matches`` holds whole numbers in a tensor of any shape.
+    """
+    if not isinstance(annotators, int) or isinstance(annotators, bool) or annotators < 2:
+        raise MetricError(f"annotators must be a whole number, at least 2 to leave one out, not {annotators!r}")
+    if not isinstance(matches, Tensor) or matches.is_floating_point() or matches.is_complex():
+        raise MetricError("matches must be a tensor of whole numbers: how many annotators gave the answer")
+    matches = matches.to(torch.int64)
+    if bool(((matches < 0) | (matches > annotators)).any()):
+        raise MetricError(f"matches must lie between 0 and the {annotators} annotators")
+    thirds = matches * (matches - 1).clamp(0, 3) + (annotators - matches) * matches.clamp(max=3)
+    return thirds.to(inputs.wide(matches.device)) / (3 * annotators)
