@@ -69,3 +69,7 @@ class GuaranteeError(VarpropError, ValueError):
 
 class ResultsError(VarpropError, ValueError):
     """A results folder that cannot be read or written, or a row that does not belong in one."""
+
+
+class DataError(VarpropError, ValueError):
+    """A data set that is missing, damaged or unknown."""

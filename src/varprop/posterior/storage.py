@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,7 +22,6 @@ _FORMAT, _VERSION = "varprop.posterior", "1"
 
 
 def write(path: str | os.PathLike[str], moments: Mapping[str, Moments]) -> None:
-    """Write to a temporary neighbour, then rename: readers see the old file or the new one, never half of it."""
     path = Path(path)
     if not path.parent.is_dir():
         raise PosteriorFileError(f"cannot save {path}: the folder {path.parent} does not exist; create it first")
@@ -30,12 +30,28 @@ def write(path: str | os.PathLike[str], moments: Mapping[str, Moments]) -> None:
     tensors = {f"mean.{name}": pair.mean for name, pair in moments.items()}
     tensors |= {f"var.{name}": pair.var for name, pair in moments.items()}
     metadata = {"format": _FORMAT, "version": _VERSION, "sha256": _digest(tensors)}
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata)
     except (OSError, SafetensorError) as error:
         raise PosteriorFileError(f"cannot save {path}: {error}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary neighbour of ``path`` to write to, renamed at the end: readers see the old file or the whole new one.
+
+    It gets the permissions of any new file; safetensors by itself writes files that only their owner can read.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())  # else a power cut may keep the new name and lose what it names
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,13 @@ from varprop.capture.output import select_output
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.posterior import Posterior
+from varprop.predict import storage
 from varprop.predict.batches import read
 from varprop.predict.links import ClassLink, Link, Softmax
 from varprop.predict.prediction import Prediction, Regression
+from varprop.propagate import storage as network_storage
 from varprop.propagate.network import MomentNet, refuse_training
+from varprop.rules import RuleSet
 
 
 class Predictor(ABC):
@@ -106,6 +110,28 @@ class Propagated(GaussianPredictor):
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         return self.link.loss(logits, target)
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write the network and the link to a folder, as ``MomentNet.save_pretrained`` does."""
+        network_storage.save(self.net, path, link=storage.describe(self.link))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module | None = None,
+        rules: RuleSet | None = None,
+        output: Output = None,
+        *,
+        link: Link | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """The predictor that ``save_pretrained`` wrote; ``link`` replaces the one it was saved with.
+
+        ``model``, ``rules`` and ``output`` are needed where ``MomentNet.from_pretrained`` needs them.
+        """
+        chosen = link or storage.read(path)  # first, because it fails in no time
+        return cls(MomentNet.from_pretrained(path, model, rules, output, device=device), link=chosen)
 
     def __repr__(self) -> str:
         return f"Propagated({self.net}, link={self.link})"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,8 +19,10 @@ from varprop.capture.signature import Binder, Signature, Structure, example, fla
 from varprop.errors import DeviceMismatchError, PrecisionError, RuleError, TrainingModeError, VarpropError
 from varprop.moments import Moments, is_random
 from varprop.posterior import Posterior
+from varprop.propagate import storage
 from varprop.propagate.fold import fold
 from varprop.propagate.lift import Lifted, lift, require_rules
+from varprop.propagate.trace import Trace as Trace
 from varprop.propagate.walk import OUTPUT, Applied, Tensors, Walk, random_sources, scale_path, scale_points
 from varprop.rules import CVP, RuleSet
 
@@ -32,28 +35,12 @@ class Plan:
     captured: Captured
     applied: list[Applied]
     module: fx.GraphModule
-    shapes: list[tuple[int, ...]]  # of the leaves it was captured with, to capture it again after .to()
+    shapes: list[tuple[int, ...]]  # of the leaves it was captured with
 
-
-@dataclass(frozen=True)
-class Trace(Mapping[str, Moments | Tensor]):
-    """What flows through a network: ``trace[path]`` is what a module returns, ``trace.inputs[path]`` what it gets.
-
-    Values are ``Moments`` where variance flows and plain tensors where none does. A module called
-    again appears as ``path#2``; the whole model is ``""``.
-    """
-
-    outputs: Mapping[str, Moments | Tensor]
-    inputs: Mapping[str, Moments | Tensor]
-
-    def __getitem__(self, path: str) -> Moments | Tensor:
-        return self.outputs[path]
-
-    def __iter__(self) -> Any:
-        return iter(self.outputs)
-
-    def __len__(self) -> int:
-        return len(self.outputs)
+    @property
+    def call(self) -> Signature:
+        """The call it was captured with, to capture it again after ``.to()`` or on another machine."""
+        return Signature(self.signature.structure, self.signature.dtypes, tuple(self.shapes))
 
 
 class MomentNet(nn.Module):
@@ -64,11 +51,8 @@ class MomentNet(nn.Module):
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, rules: RuleSet, output: Output = None) -> None:
-        super().__init__()
         moments = posterior.resolve(model)
-        self.mean, self.var, self.buffer = Registry(), Registry(), Registry()
-        self.scale, self.constant, self.folded = Registry(), Registry(), Registry()
-        self.pointwise = nn.ModuleDict()
+        self._set_up(model, rules, output)
         for name, parameter in model.named_parameters():
             mean = moments[name].mean if name in moments else parameter.detach()
             self.mean.set(name, mean.clone())  # its own: load_state_dict() writes in place
@@ -76,6 +60,13 @@ class MomentNet(nn.Module):
                 self.var.set(name, moments[name].var.clone())
         for name, tensor in model.named_buffers():
             self.buffer.set(name, tensor.detach().clone())
+
+    def _set_up(self, model: nn.Module, rules: RuleSet, output: Output) -> None:
+        """A network of ``model`` that has no tensors yet."""
+        nn.Module.__init__(self)
+        self.mean, self.var, self.buffer = Registry(), Registry(), Registry()
+        self.scale, self.constant, self.folded = Registry(), Registry(), Registry()
+        self.pointwise = nn.ModuleDict()
         self.rules, self.output = rules, output
         self._model = (model,)  # a tuple, so that the model's own tensors are not this module's
         self._binder = Binder(model.forward)
@@ -217,6 +208,34 @@ class MomentNet(nn.Module):
         module.graph = graph
         return module
 
+    # --- saving --------------------------------------------------------------------------------------
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors`` to a folder, made if need be; its other files stay.
+
+        A network saved there before is replaced, at one instant: an interrupted save leaves the old one or the new one.
+        """
+        storage.save(self, path)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module | None = None,
+        rules: RuleSet | None = None,
+        output: Output = None,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """The network that ``save_pretrained`` wrote, its calls captured. Nothing in the folder is run.
+
+        A model of transformers is rebuilt; any other must be given as ``model``, whose weights do not matter. So must
+        rules that are not the library's own, and an ``output`` that is a function.
+        """
+        if model is not None:
+            refuse_training(model)
+        return storage.load(cls, path, model, rules, output, torch.device(device))
+
     # --- moving and copying --------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MomentNet:
@@ -233,20 +252,21 @@ class MomentNet(nn.Module):
     def _recapture(self, old_dtype: torch.dtype) -> None:
         plans, self._plans = self._plans, []
         self.constant, self.folded, self.pointwise = Registry(), Registry(), nn.ModuleDict()
-        for plan in plans:
-            signature = plan.signature.with_dtype(old_dtype, self.dtype)
-            pairs = zip(plan.shapes, signature.dtypes, strict=True)
-            leaves = [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in pairs]
-            self._capture(signature.structure, leaves)
+        self.capture_calls([plan.call.with_dtype(old_dtype, self.dtype) for plan in plans])
+
+    def capture_calls(self, calls: Iterable[Signature]) -> None:
+        """Capture calls that are known by their structure, dtypes and sizes (all numbers) alone."""
+        for call in calls:
+            pairs = zip(call.sizes, call.dtypes, strict=True)
+            leaves = [torch.zeros(sizes, dtype=dtype, device=self.device) for sizes, dtype in pairs]  # type: ignore[arg-type]
+            self._capture(call.structure, leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MomentNet:
         """A network of its own tensors. Graphs refer to tensors by name, so they are copied and attached anew."""
         new = self.__class__.__new__(self.__class__)
-        nn.Module.__init__(new)
-        new.register_load_state_dict_post_hook(_refold)
+        new._set_up(self._model[0], self.rules, self.output)
         for name in ("mean", "var", "buffer", "scale", "constant", "folded", "pointwise"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
-        new.rules, new.output, new._model, new._binder = self.rules, self.output, self._model, self._binder
         new._scale_names = list(self._scale_names)
         new._plans = [
             Plan(p.signature, p.captured, p.applied, new.assemble(copy.deepcopy(p.module.graph)), p.shapes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from varprop.rules import linearized
 from varprop.rules.activation import ACTIVATION
 from varprop.rules.arithmetic import ARITHMETIC
@@ -34,4 +37,22 @@ CVP = RuleSet(
 STREAMLINING = CVP.replace(linearized.ACTIVATION, linearized.NORMALIZATION, linearized.MAXIMA, name="STREAMLINING")
 """The baseline's rules: everything linearised at the mean, so that means stay the mean network's."""
 
-__all__ = ["CVP", "STREAMLINING", "Rule", "RuleSet", "linearized", "rule"]
+CVP_MINUS_NORM = CVP.replace(linearized.NORMALIZATION, name="CVP - norm")
+CVP_MINUS_ACTIVATION = CVP.replace(linearized.ACTIVATION, name="CVP - activation")
+
+NAMED: Mapping[str, RuleSet] = MappingProxyType(
+    {rules.name: rules for rules in (CVP, STREAMLINING, CVP_MINUS_NORM, CVP_MINUS_ACTIVATION)}
+)
+"""The rule sets of the library, which a saved network refers to by name."""
+
+__all__ = [
+    "CVP",
+    "CVP_MINUS_ACTIVATION",
+    "CVP_MINUS_NORM",
+    "NAMED",
+    "STREAMLINING",
+    "Rule",
+    "RuleSet",
+    "linearized",
+    "rule",
+]
