@@ -36,7 +36,7 @@ SHAPE_FREE = {
 
 Body = Callable[..., Any]
 CHUNK = 1 << 16  # entries: a dozen work tensors of this size fit a core's cache
-ACCELERATOR_CHUNK = 1 << 24  # there it only bounds memory: a hundred work tensors, kept for the derivative
+ACCELERATOR_CHUNK = 1 << 19  # there it only bounds memory: a hundred work tensors, kept for the derivative
 
 
 @torch.library.custom_op("varprop::pointwise", mutates_args=())
