@@ -11,7 +11,7 @@ test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_FLAGS)
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/varprop demo
 
 lint: $(STAMP)
 	$(BIN)/ruff check

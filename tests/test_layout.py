@@ -30,6 +30,13 @@ MAY_IMPORT = {
     "calibrate": {"errors", "moments", "rules", "capture", "posterior", "propagate", "predict"},
     "evaluate": {"errors", "metrics", "predict"},
     "report": {"errors", "tables", "metrics"},
+    "methods": {"errors", "rules", "capture", "posterior", "propagate", "predict", "calibrate"},
+    "cost": {"posterior", "propagate", "predict", "calibrate", "methods"},
+    "measure": {"predict", "evaluate", "report"},
+    "data": {"errors"},
+    "demo": {"data", "optim", "posterior", "propagate", "predict", "methods", "cost", "measure", "report"},
+    "cli": {"errors", "rules", "posterior", "propagate", "predict", "calibrate", "data"}
+    | {"methods", "cost", "measure", "report", "demo"},
     "testing": {"errors", "moments", "ops", "rules"},
 }
 

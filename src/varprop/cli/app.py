@@ -1,0 +1,177 @@
+"""``varprop``: the commands, their options, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+import yaml  # type: ignore[import-untyped]
+from rich.console import Console
+from rich.table import Table
+
+from varprop import errors
+from varprop.cli import commands
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="Calibrated uncertainty in one forward pass.",
+    pretty_exceptions_enable=False,
+)
+
+
+def _recipe(context: typer.Context, path: Path | None) -> Path | None:
+    """Values of a YAML file become the defaults of the command's options; flags win."""
+    if path is None:
+        return None
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise typer.BadParameter(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    known = {parameter.name for parameter in context.command.params}
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path} holds no options, such as 'epochs: 5'")
+    values = {str(key).replace("-", "_"): value for key, value in found.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        options = ", ".join(sorted(name for name in known if name and name != "recipe"))
+        raise typer.BadParameter(f"{path} has unknown options: {', '.join(unknown)}; there are {options}")
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+Model = Annotated[str, typer.Option(help="module:function that returns the model.")]
+PosteriorFile = Annotated[Path, typer.Option(help="What Posterior.save wrote.")]
+Batches = Annotated[str, typer.Option(help="module:function that returns batches (inputs, target).")]
+LinkName = Annotated[str, typer.Option(help="softmax, sigmoid, mean-field-softmax or probit-sigmoid.")]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", is_eager=True, callback=_recipe, help="YAML file with these options.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads; small networks only wait for more than one.")]
+
+
+@app.command(epilog="Example: varprop demo --data fashion-mnist --seeds 0-4")
+def demo(
+    data: Annotated[str, typer.Option(help="digits, fashion-mnist or cifar10.")] = "digits",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the data set lies; digits come with scikit-learn.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: results/<data>.")] = None,
+    seeds: Annotated[str, typer.Option(help="One or several: 0, 0-4, 0,3.")] = "0",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs, instead of the recipe's.")] = None,
+    device: Device = "cpu",
+    threads: Threads = 1,
+) -> None:
+    """Train with IVON, propagate, calibrate, compare all methods, and write a report."""
+    torch.set_num_threads(threads)
+    commands.demo(data, data_dir, out or Path("results") / data, commands.numbers(seeds), epochs, device, Console())
+
+
+@app.command(epilog="Example: varprop coverage ViTForImageClassification")
+def coverage(
+    model: Annotated[str, typer.Argument(help="A Hugging Face class, or module:function that returns the model.")],
+    shape: Annotated[str | None, typer.Option(help="Of the input, batch of 2 or more: 2,3,224,224.")] = None,
+    rules: Annotated[str, typer.Option(help="CVP or STREAMLINING.")] = "CVP",
+) -> None:
+    """Which ops of a model have a rule, and where variance flows. Exit code 1 if a rule is missing."""
+    table = commands.coverage(model, shape, rules)
+    typer.echo(table)
+    raise typer.Exit(1 if table.missing else 0)
+
+
+@app.command(
+    epilog="Example: varprop calibrate --model mine:model --posterior p.safetensors --data mine:held_out --out net"
+)
+def calibrate(
+    model: Model,
+    posterior: PosteriorFile,
+    data: Batches,
+    out: Annotated[Path, typer.Option(help="Folder to save the calibrated network in.")],
+    link: LinkName = "softmax",
+    output_only: Annotated[bool, typer.Option(help="One scale, at the output, instead of one per layer.")] = False,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    lr: Annotated[float, typer.Option(min=0)] = 0.03,
+    batch_size: Annotated[int, typer.Option(min=1)] = 256,
+    device: Device = "cpu",
+    recipe: RecipeFile = None,
+) -> None:
+    """Fit variance scales on held-out data and save the network."""
+    net = commands.calibrate(
+        model, posterior, data, out, link, device, output_only=output_only, epochs=epochs, lr=lr, batch_size=batch_size
+    )
+    table = Table("module", "α", title=f"scales of {out}")
+    for name, alpha in net.scales.items():
+        table.add_row(name, f"{alpha:.3g}")
+    Console().print(table)
+
+
+@app.command(
+    epilog="Example: varprop evaluate --model mine:model --posterior p.safetensors --held-out mine:held_out "
+    "--test mine:test --methods mean,temperature,MC-8,CVP --out results/mine"
+)
+def evaluate(
+    model: Model,
+    posterior: PosteriorFile,
+    held_out: Batches,
+    test: Batches,
+    out: Annotated[Path, typer.Option(help="Results folder; rows are added to it.")],
+    methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,temperature,MC-8,Streamlining,CVP",
+    row: Annotated[str, typer.Option(help="Name of the experiment in tables.")] = "mine",
+    seed: Annotated[int, typer.Option(help="Of Monte Carlo, and in tables.")] = 0,
+    link: LinkName = "softmax",
+    device: Device = "cpu",
+    recipe: RecipeFile = None,
+) -> None:
+    """Fit every method on held-out data, evaluate it on test data, and print one table."""
+    results = commands.evaluate(model, posterior, held_out, test, out, methods.split(","), row, seed, link, device)
+    commands.show(results, Console())
+
+
+@app.command(epilog="Example: varprop bench --model mine:model --posterior p.safetensors --shape 8,3,224,224")
+def bench(
+    model: Model,
+    posterior: PosteriorFile,
+    shape: Annotated[str | None, typer.Option(help="Of the input: 8,3,224,224.")] = None,
+    methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,MC-1,Streamlining,CVP",
+    device: Device = "cpu",
+) -> None:
+    """What a compiled pass of each method costs, in plain passes and in Monte Carlo samples."""
+    costs = commands.bench(model, posterior, shape, methods.split(","), device)
+    table = Table("method", "plain passes", "MC samples")
+    for name, cost in costs.items():
+        table.add_row(name, f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
+    Console().print(table)
+
+
+@app.command(epilog="Example: varprop report results/digits")
+def report(
+    folder: Annotated[Path, typer.Argument(help="A results folder.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the report; default: inside the results folder.")] = None,
+) -> None:
+    """Tables, figures and one HTML file from the rows in a results folder."""
+    commands.report(folder, out, Console())
+
+
+def main() -> None:
+    """Errors on purpose are one line and exit code 2; what is finished by then is on disk."""
+    try:
+        app()
+    except errors.VarpropError as error:
+        _fail(str(error))
+    except PermissionError as error:
+        _fail(f"no permission to write {error.filename}: choose another folder")
+    except KeyboardInterrupt:
+        typer.echo("\nstopped; what was finished is kept, and the same command goes on from there", err=True)
+        sys.exit(130)
+
+
+def _fail(message: Any) -> None:
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(2)

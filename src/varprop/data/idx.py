@@ -1,0 +1,57 @@
+"""Fashion-MNIST (and MNIST) in their own format, IDX."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from varprop.data.images import Images, Split
+from varprop.data.places import find
+from varprop.errors import DataError
+
+FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+GARMENTS = (
+    "T-shirt",
+    "trousers",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "boot",
+)
+
+
+def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> Images:
+    """60,000 and 10,000 images of 28×28."""
+    remedy = "get the four files *-ubyte.gz (Debian: the package dataset-fashion-mnist)"
+    place = find("fashion-mnist", folder, [FILES], remedy)
+    train, test = (
+        Split(read_idx(place / images).unsqueeze(1), read_idx(place / labels).long())
+        for images, labels in (FILES[:2], FILES[2:])
+    )
+    return Images("fashion-mnist", train, test, GARMENTS)
+
+
+def read_idx(path: Path) -> Tensor:
+    """The bytes of one file: 0, 0, 8 (unsigned bytes), the number of dimensions, the sizes, the values."""
+    try:
+        data = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}") from None
+    if len(data) < 4 or data[:3] != b"\x00\x00\x08":
+        raise DataError(f"{path} is not an IDX file of bytes")
+    start = 4 + 4 * data[3]
+    sizes = struct.unpack(f">{data[3]}I", data[4:start])
+    if len(data) - start != math.prod(sizes):
+        raise DataError(f"{path} should hold {math.prod(sizes)} values and holds {len(data) - start}")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=start).view(sizes)

@@ -1,0 +1,50 @@
+"""A small vision transformer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Attention and MLP, each after a norm and added to what came in."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    """Patches, learned positions, blocks, and a linear head on the mean token."""
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        tokens: int,
+        classes: int,
+        patch: int,
+        stride: int,
+        padding: int = 0,
+        width: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, patch, stride=stride, padding=padding)
+        self.position = nn.Parameter(torch.randn(1, tokens, width) * 0.5)
+        self.blocks = nn.Sequential(*(Block(width, heads, 4 * width) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.position
+        return self.head(self.norm(self.blocks(tokens)).mean(1))

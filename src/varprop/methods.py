@@ -1,0 +1,64 @@
+"""Methods by the names they have in tables: mean, temperature, MC-8, Streamlining, CVP and the rows of the ablation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+
+from varprop.calibrate.ablation import ABLATIONS
+from varprop.calibrate.scales import calibrate
+from varprop.capture.export import Output
+from varprop.errors import InputError
+from varprop.posterior import Posterior
+from varprop.predict.links import Link
+from varprop.predict.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.predict.temperature import TemperatureScaled
+from varprop.propagate.network import propagate
+
+_SAMPLED = re.compile(r"MC-([1-9]\d*)", re.IGNORECASE)
+_PLAIN = ("mean", "temperature")
+
+
+def samples_of(method: str) -> int | None:
+    """The number of samples of ``MC-<number>``; None for other methods."""
+    found = _SAMPLED.fullmatch(method)
+    return int(found[1]) if found else None
+
+
+def named(text: str) -> str:
+    """The method's name as tables have it, from any capitalisation of it."""
+    count = samples_of(text)
+    if count is not None:
+        return f"MC-{count}"
+    for name in (*_PLAIN, *ABLATIONS):
+        if text.lower() == name.lower():
+            return name
+    raise InputError(
+        f"there is no method {text!r}; there are {', '.join(_PLAIN)}, MC-<samples>, {', '.join(ABLATIONS)}"
+    )
+
+
+def build(
+    method: str,
+    model: nn.Module,
+    posterior: Posterior,
+    held_out: Any,
+    *,
+    link: Link | None = None,
+    output: Output = None,
+    seed: int = 0,
+    **calibration: Any,
+) -> Predictor:
+    """The predictor of that name, fitted on ``held_out`` batches where there is something to fit."""
+    method = named(method)
+    count = samples_of(method)
+    if count is not None:
+        return MonteCarlo(model, posterior, count, link=link, seed=seed, output=output)
+    if method in _PLAIN:
+        mean = MeanNetwork(model, posterior, link=link, output=output)
+        return mean if method == "mean" else TemperatureScaled(mean).fit(held_out)
+    rules, scales = ABLATIONS[method]
+    net = propagate(model, posterior, rules, output=output)
+    return Propagated(calibrate(net, held_out, link=link, scales=scales, **calibration), link=link)

@@ -1,0 +1,168 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from tests.report.made import make
+from varprop.errors import ResultsError
+from varprop.report import Results, Row, Summary, write_report
+from varprop.report.panel import MOST_IMAGES
+
+
+class Page(HTMLParser):
+    """Elements, in order, and whether they are closed in the right order."""
+
+    VOID = frozenset({"meta", "input", "br", "link", "img"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.words = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.words.append(data)
+
+
+def data_of(text):
+    return json.loads(re.search(r'<script type="application/json" id="panel-data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_the_page_is_whole_and_stands_alone(report):
+    text = report.read_text()
+    page = Page(text)
+    assert page.open == []
+    assert "http:" not in text
+    assert "https:" not in text
+    assert not re.search(r"@import|url\((?!#|var|data:|\$)", text)
+    for tag, attributes in page.elements:
+        assert tag not in {"link", "iframe", "object", "embed"}
+        assert "src" not in attributes
+        assert attributes.get("href", "#").startswith("#")
+    assert "default-src 'none'" in text
+    assert "$" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # no placeholder is left
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_figures_have_words_and_tables_have_headers(report):
+    page = Page(report.read_text())
+    figures = [attributes for tag, attributes in page.elements if tag == "svg"]
+    assert len(figures) == 13 + 1 + 6 + 3  # metrics, curves, diagrams of six methods, layers
+    assert all(len(attributes["aria-label"]) > 20 for attributes in figures)
+    cells = [attributes for tag, attributes in page.elements if tag == "th"]
+    assert all(attributes.get("scope") in {"row", "col"} for attributes in cells)
+    assert sum(tag == "caption" for tag, _ in page.elements) == sum(tag == "table" for tag, _ in page.elements)
+
+
+def test_the_table_shows_means_errors_and_the_best(report, made):
+    text = report.read_text()
+    summary = Summary(made.rows)
+    column = summary.columns[0]
+    found = summary.estimate("digits", "CVP", column)
+    assert re.search(
+        rf">CVP</th><td class=\"number\">(<b>)?{found.mean:.2f}(</b>)?<small>± {found.sem:.2f}</small>", text
+    )
+    means = {m: round(summary.estimate("digits", m, column).mean, 2) for m in summary.methods}
+    first = max(means, key=means.get)
+    assert f'>{first}</th><td class="number"><b>{means[first]:.2f}</b>' in text
+    words = " ".join("".join(Page(text).words).split())
+    assert "Paired differences to CVP" in words
+    assert "mean, MC-4, MC-8, Streamlining, CVP and stubborn; 3 seeds each" in words
+
+
+def test_the_panel_holds_few_numbers(report, made):
+    experiment = data_of(report.read_text())["experiments"][0]
+    assert experiment["seeds"] == ["0", "1", "2"]
+    assert set(experiment["runs"]["0"]) == {"mean", "MC-4", "MC-8", "Streamlining", "CVP", "stubborn"}
+    assert set(experiment["runs"]["1"]) == {"mean", "MC-4", "MC-8", "Streamlining", "CVP"}
+    run = experiment["runs"]["1"]["CVP"]
+    assert len(run["risk"]) < 200 < len(made.scores(made.rows[0])["held_out_confidence"])
+    assert experiment["sheet"]["count"] == len(run["step"]) == 200
+    assert experiment["names"][3] == "three"
+    highest = max(each["risk"][-1] for seed in experiment["runs"].values() for each in seed.values())
+    assert experiment["slider"]["max"] >= 100 * highest
+
+
+def test_a_cut_line_is_mentioned(tmp_path):
+    make(tmp_path, methods=("CVP",), seeds=1, examples=60, held_out=60, thumbnails=0)
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"format": 1, "row": "dig')
+    text = write_report(tmp_path).read_text()
+    assert "line 2 was cut short" in text
+
+
+def test_names_cannot_break_the_page(tmp_path):
+    evil = '</script><b onclick="x">&'
+    results = Results(tmp_path)
+    rng = np.random.default_rng(0)
+    confidence, right = rng.random(50), np.ones(50)
+    arrays = {"confidence": confidence, "correctness": right}
+    held_out = {f"held_out_{name}": value for name, value in arrays.items()}
+    extra = {"label": np.zeros(50, int), "target": np.zeros(50, int)}
+    for method in (evil, "CVP"):
+        row = Row(evil, method, 0, 50, {"accuracy": 0.5, "aurc": 0.1}, cost={"sample": 1.0}, scales={evil: 2.0})
+        results.add(row, arrays | held_out | extra)
+    results.add_examples(np.zeros((3, 2, 2, 3), np.uint8), [evil])
+    out = write_report(tmp_path)
+    text = out.read_text()
+    page = Page(text)
+    assert page.open == []
+    assert not any("onclick" in attributes for _, attributes in page.elements)
+    assert data_of(text)["experiments"][0]["name"] == evil
+    assert out.parent == tmp_path / "report"
+
+
+def test_a_single_row_without_scores_gives_a_report(tmp_path):
+    Results(tmp_path).add(Row("digits", "CVP", 0, 4, {"accuracy": 0.5}))
+    text = write_report(tmp_path, tmp_path / "deep" / "mine.html").read_text()
+    assert Page(text).open == []
+    assert "one seed" in text
+    assert '<section id="operating-point"' not in text
+    assert (tmp_path / "deep" / "tables" / "digits.md").is_file()
+
+
+def test_several_experiments_are_averaged(tmp_path):
+    make(tmp_path, ("digits", "clothes"), methods=("mean", "CVP"), seeds=2, examples=60, held_out=60, thumbnails=4)
+    out = write_report(tmp_path, tmp_path / "out")
+    text = out.read_text()
+    assert "<h3>Average</h3>" in text
+    assert {path.name for path in (out.parent / "tables").glob("*.csv")} == {
+        "average.csv",
+        "digits.csv",
+        "digits-differences.csv",
+        "clothes.csv",
+        "clothes-differences.csv",
+    }
+    found = data_of(text)["experiments"]
+    assert [experiment["name"] for experiment in found] == ["digits", "clothes"]
+    assert all(experiment["sheet"]["count"] == 4 for experiment in found)
+
+
+def test_many_thumbnails_are_limited(tmp_path):
+    size = MOST_IMAGES + 50
+    make(tmp_path, methods=("CVP",), seeds=1, examples=size, held_out=60, thumbnails=size)
+    experiment = data_of(write_report(tmp_path).read_text())["experiments"][0]
+    assert experiment["sheet"]["count"] == len(experiment["runs"]["0"]["CVP"]["step"]) == MOST_IMAGES
+
+
+def test_an_unwritable_place_is_named(tmp_path):
+    Results(tmp_path / "results").add(Row("digits", "CVP", 0, 4, {"accuracy": 0.5}))
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError, match="cannot write .*choose another folder"):
+        write_report(tmp_path / "results", tmp_path / "file" / "report")
+    with pytest.raises(ResultsError, match="there is no folder"):
+        write_report(tmp_path / "nowhere")
