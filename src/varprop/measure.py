@@ -36,9 +36,16 @@ def measure(
         metrics=after.metrics,
         scales=predictor.net.scales if isinstance(predictor, Propagated) else None,
         config=config,
-        versions={name: importlib.metadata.version(name) for name in ("torch", "varprop")},
+        versions={name: _version(name) for name in ("torch", "varprop")},
         time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
     scores = {name: getattr(after, name).numpy() for name in PER_EXAMPLE}
     scores |= {f"held_out_{name}": getattr(before, name).numpy() for name in ("confidence", "correctness")}
     return found, scores
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "not installed"
