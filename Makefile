@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: test demo lint format wheel bench clean
+.PHONY: test demo docs lint format wheel bench clean
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_FLAGS)
 
 demo: $(STAMP)
 	$(BIN)/varprop demo
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -34,6 +37,6 @@ clean:
 # The stamp is newer than what it was made from, or the packages are installed again.
 $(STAMP): pyproject.toml constraints.txt tests/peers.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,docs]'
 	$(BIN)/python -m pip install --no-deps -r tests/peers.txt
 	touch $@

@@ -1,5 +1,6 @@
 """The report of what acts where."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -70,3 +71,26 @@ def test_a_rule_is_needed_only_where_variance_is_asked_for():
     assert (row.variance, row.rule, row.exactness) == ("unused", "", "")
     assert not report.missing
     torch.testing.assert_close(vp.propagate(model, posterior_of(model, 0.0))(x).mean, model(x))
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda h: torch.einsum("bi,bj->bij", h, h).flatten(1),
+        lambda h: torch.maximum(h, h),
+        lambda h: torch.nn.functional.bilinear(h, h, torch.ones(2, 3, 3)),
+    ],
+    ids=["einsum", "maximum", "bilinear"],
+)
+def test_a_tensor_taken_twice_is_not_called_exact(combine):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return combine(self.linear(x))
+
+    model = Twice().eval()
+    table = vp.coverage(model, posterior_of(model), torch.randn(2, 4))
+    assert any("share a source" in row.note for row in table)

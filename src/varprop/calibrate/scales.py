@@ -185,7 +185,8 @@ class _Fit:
             )
         elif self.pace > STILL_MOVING:
             warnings.warn(
-                f"calibration ended after {self.steps} steps while scales were still moving: raise epochs (or lr)",
+                f"calibration ended after {self.steps} steps while scales were still moving: raise epochs or lr, "
+                "or lower batch_size",
                 stacklevel=3,
             )
         return self.net

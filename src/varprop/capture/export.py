@@ -285,10 +285,13 @@ def _draws(node: fx.Node) -> bool:
 
 def _refuse_training(captured: Captured, program: torch.export.ExportedProgram) -> None:
     for node in captured.ops():
-        if _draws(node) or ("batch_norm" in str(node.target) and "no_training" not in str(node.target)):
+        place = f"{node.target} at {module_path(node) or 'the top level'} ({source_line(node)})"
+        if "batch_norm" in str(node.target) and "no_training" not in str(node.target):
+            raise TrainingModeError(f"{place} uses batch statistics: call model.eval() first")
+        if _draws(node):
             raise TrainingModeError(
-                f"{node.target} at {module_path(node) or 'the top level'} ({source_line(node)}) draws random numbers "
-                "or uses batch statistics: call model.eval() first"
+                f"{place} may draw random numbers: if it is dropout, call model.eval() first; a model that draws "
+                "even so, or a recurrent layer (which torch keeps as one op), cannot be propagated"
             )
     written = list(program.graph_signature.buffers_to_mutate.values())
     if written:

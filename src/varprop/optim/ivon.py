@@ -1,4 +1,4 @@
-"""IVON, the variational optimizer: it trains a mean and a variance for each weight at the cost of Adam."""
+"""IVON, the variational optimizer: it trains a mean and a variance for each weight, with one gradient a step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class IVON(torch.optim.Optimizer):
         params: parameters, named parameters or groups; every option below but ``mc_samples`` can differ by group.
         lr: step size, in units of 1/(hess_init + weight_decay).
         ess: effective sample size λ, about the number of training examples; larger means a narrower posterior.
-        hess_init: curvature at the start. beta1, beta2: how slowly the mean gradient and the curvature move.
+        hess_init: curvature at the start.
+        beta1: how slowly the mean gradient moves.
+        beta2: how slowly the curvature moves.
         weight_decay: precision of the prior, divided by ess.
         clip_radius: largest change of a weight in a step, before multiplication by lr·(hess_init + weight_decay).
         mc_samples: draws per ``step(closure)``.

@@ -50,7 +50,7 @@ class Posterior(Mapping[str, Moments]):
         """A fitted diagonal Laplace approximation of laplace-torch, over all weights, the last layer or a subnetwork.
 
         ``la = Laplace(model, "classification", subset_of_weights="all", hessian_structure="diag"); la.fit(loader)``,
-        then ``Posterior.from_laplace(model, la)``. Mean and variance are the library's own: prior precision,
+        then ``Posterior.from_laplace(model, la)``. Mean and variance are laplace-torch's own: prior precision,
         temperature and noise are in. ``model`` is the fitted one, a copy of it, or the model inside a wrapper that
         was fitted.
         """
@@ -86,7 +86,7 @@ class Posterior(Mapping[str, Moments]):
 
     @classmethod
     def from_vi(cls, model: nn.Module, bayesian: nn.Module) -> Posterior:
-        """The posterior of a network of mean-field layers (bayesian-torch, torchbnn, blitz, torch-uncertainty, …).
+        """The posterior of a network of mean-field layers (bayesian-torch, torchbnn, blitz, …).
 
         ``dnn_to_bnn(bayesian, priors)``, train, then ``Posterior.from_vi(model, bayesian)``, where ``model`` is the
         plain network with the same module names. Only random weights are in the posterior, so all others must have

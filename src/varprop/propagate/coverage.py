@@ -129,13 +129,20 @@ def _judge(entry: Applied, shares: bool) -> tuple[str, str]:
     return ("approximate", "; ".join(notes)) if notes else ("exact", "")
 
 
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """The inputs of an op, a tensor it takes twice twice."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
 def _shared_sources(captured: Captured, applied: list[Applied], starts: list[fx.Node]) -> set[fx.Node]:
     """Ops that combine operands which depend on the same random tensor."""
     sources: dict[fx.Node, frozenset[fx.Node]] = {node: frozenset([node]) for node in starts}
     leaves = {entry.node: entry.leaves for entry in applied}
     found = set()
     for node in captured.ops():
-        inherited = [sources[arg] for arg in node.all_input_nodes if arg in sources]
+        inherited = [sources[arg] for arg in _operands(node) if arg in sources]
         node.meta["random"] = leaves.get(node, bool(inherited))
         if not node.meta["random"]:
             continue

@@ -86,8 +86,8 @@ def require_rules(applied: list[Applied], model: str, rules: RuleSet) -> None:
     plural = "op has" if len(gaps) == 1 else "ops have"
     raise UnsupportedOpError(
         f"{len(gaps)} {plural} no variance rule in {rules.name}, but variance flows there in {model}\n{table}\n"
-        f"Write one with @vp.rule({rows[0][0]}): see CONTRIBUTING.md. "
-        "Or keep the parameters before them deterministic: posterior.restrict(...)."
+        f"Write one with @vp.rule({rows[0][0]}): see docs/add_a_rule.md. "
+        "Or let only parameters behind them be random: posterior.restrict(...) names those that stay random."
     )
 
 
