@@ -48,9 +48,9 @@ def pareto(summary: Summary, experiment: str, column: Column, styles: dict[str, 
     base = [p for p, m in zip(points, methods, strict=True) if m == "mean" or samples_of(m)] or points
     front = [base[i] for i in pareto_front(base, column.higher)]
     _shade(axes, front, column.higher)
-    place(axes, methods, points, lambda: boxes() + _stairs(axes, front), fontsize=8, color=INK)
     axes.set_xlabel("Relative time (1 = one MC sample), lower is better")
     axes.set_ylabel(column.label)
+    place(axes, methods, points, lambda: boxes() + _stairs(axes, front), fontsize=8, color=INK)
     alt = f"{column.label} against relative time on {experiment}: " + "; ".join(
         f"{m} {column.show(v.mean)} at {c.mean:.2g}" for m, v, c in zip(methods, values, costs, strict=True)
     )
@@ -139,7 +139,7 @@ def risk_coverage(curves: dict[str, Curve], styles: dict[str, Style]) -> Drawing
     axes.set(xlim=(0, 100), xlabel="Coverage (% answered), higher is better")
     axes.set(ylabel="Risk (% of answers wrong), lower is better")
     axes.set_ylim(bottom=0)
-    fig.legend(loc="outside lower center", ncols=min(4, len(curves)), handlelength=2.4, columnspacing=1.4)
+    fig.legend(loc="outside lower center", ncols=min(3, len(curves)), handlelength=2.4, columnspacing=1.4)
     ends = "; ".join(f"{m} {100 * c.risk[-1]:.2g}% at full coverage" for m, c in curves.items())
     alt = f"Risk-coverage curves: {ends}"
     cells = tuple(
