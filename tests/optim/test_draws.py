@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
+from varprop.optim import IVON, arena
 from varprop.optim.errors import SamplingError
+from varprop.optim.noise import Noise
 
 
 def setup(**settings):
@@ -345,3 +347,27 @@ def test_memory_formats_and_empty_parameters():
     assert optimizer.state[model[0].weight]["hess"].stride() == model[0].weight.stride()
     assert not torch.equal(before[0], model[0].weight)
     assert model.scalar != 2
+
+
+@pytest.mark.parametrize("portions", [0, 1])
+def test_an_interrupt_while_noise_is_drawn(portions, monkeypatch):
+    """Wherever it comes, the weights are the means afterwards."""
+    monkeypatch.setattr(arena, "PIECE", 8)
+    model = nn.Linear(8, 4)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = IVON(model.parameters(), lr=0.1, ess=10)
+    filled = []
+
+    def broken(self, device, seed):
+        def fill(vector):
+            if len(filled) == portions:
+                raise KeyboardInterrupt
+            filled.append(vector.normal_())
+
+        return fill
+
+    monkeypatch.setattr(Noise, "stream", broken)
+    with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
+        pass
+    assert len(filled) == portions
+    assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,8 +103,11 @@ class Arena:
             return local(parameter)
         return torch.tensor(float(self.group["hess_init"]) if key == "hess" else 0.0, dtype=torch.float64)
 
-    def perturb(self, noise: Flat) -> None:
-        """Take the weights as the means, and add noise of the posterior's width, z/√(λ(h + δ))."""
+    def perturb(self, noise: Flat, draw: Callable[[Tensor], None] | None = None) -> None:
+        """Take the weights as the means, and add noise of the posterior's width, z/√(λ(h + δ)).
+
+        ``draw`` fills the noise first; without it, the noise is what it was.
+        """
         settings = Settings.of(self.group)
         wanted = settings.weight_decay, self.hess.whole._version
         if self._scaled_for != wanted:
@@ -112,6 +115,8 @@ class Arena:
             self._scaled_for = wanted
         weights, self._kept = self.weights(), 0
         for some in self._portions:
+            if draw is not None:  # here and not all at once: what is drawn is still in the cache when it is used
+                draw(noise.whole[self.offsets[some.start] : self.offsets[some.stop]])
             self._keep_means(some)
             self._kept = some.stop
             means, width = self.mean.parts[some], settings.ess**-0.5
@@ -133,7 +138,8 @@ class Arena:
     def restore(self) -> None:
         """The means back in place, of those weights that perturb() has come to: an interrupt may have stopped it."""
         weights = self.weights()
-        torch._foreach_copy_(weights[: self._kept], self.mean.parts[: self._kept])
+        if self._kept:  # foreach functions do not take nothing
+            torch._foreach_copy_(weights[: self._kept], self.mean.parts[: self._kept])
         self._versions = [weight._version for weight in weights]
 
     def heed_changes(self) -> None:

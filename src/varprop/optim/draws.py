@@ -9,7 +9,7 @@ A step uses one draw or several. Between draws and steps the weights are the mea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -102,8 +102,7 @@ class Draws:
         self._looks += 1
         for arena in self.arenas:
             noise = arena.new()
-            self._draw(arena, noise, (*arena.lane, _EVALUATION), self._looks)
-            self._perturb(arena, noise)
+            self._perturb(arena, noise, self._draw(arena, (*arena.lane, _EVALUATION), self._looks))
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -119,19 +118,18 @@ class Draws:
     def _sample(self) -> None:
         """New noise, and weights that carry it."""
         for arena in self.arenas:
-            self._draw(arena, arena.noise, arena.lane, arena.group["draws"])
-            self._perturb(arena, arena.noise)
+            self._perturb(arena, arena.noise, self._draw(arena, arena.lane, arena.group["draws"]))
         for group in {id(arena.group): arena.group for arena in self.arenas}.values():
             group["draws"] += 1
         if self.reduction is not None:
             self.reduction.start(self.arenas)
 
-    def _draw(self, arena: Arena, noise: Flat, lane: tuple[int, ...], draw: int) -> None:
-        self._noise.fill_(noise.whole, stream(arena.group["seed"], lane, draw))
+    def _draw(self, arena: Arena, lane: tuple[int, ...], draw: int) -> Callable[[Tensor], None]:
+        return self._noise.stream(arena.device, stream(arena.group["seed"], lane, draw))
 
-    def _perturb(self, arena: Arena, noise: Flat) -> None:
+    def _perturb(self, arena: Arena, noise: Flat, draw: Callable[[Tensor], None] | None = None) -> None:
         self._away.append(arena)
-        arena.perturb(noise)
+        arena.perturb(noise, draw)
 
     @torch.no_grad()
     def _restore(self) -> None:

@@ -7,7 +7,8 @@ back. A running generator could do neither: its state differs from rank to rank,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -39,11 +40,16 @@ class Noise:
     def __init__(self) -> None:
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def fill_(self, flat: Tensor, seed: int) -> None:
-        generator = self._generators.get(flat.device)
+    def stream(self, device: torch.device, seed: int) -> Callable[[Tensor], None]:
+        """A function that fills one vector after the other from the stream of that seed."""
+        generator = self._generators.get(device)
         if generator is None:
-            generator = self._generators[flat.device] = torch.Generator(flat.device)
-        flat.normal_(generator=generator.manual_seed(seed))
+            generator = self._generators[device] = torch.Generator(device)
+        return functools.partial(_fill, generator.manual_seed(seed))
+
+
+def _fill(generator: torch.Generator, vector: Tensor) -> None:
+    vector.normal_(generator=generator)
 
 
 def fresh_seed() -> int:
