@@ -59,7 +59,6 @@ def _functions(
     methods: Sequence[str], model: nn.Module, posterior: Posterior, args: Any, kwargs: Any
 ) -> dict[str, Callable[..., Any]]:
     """The networks to time, to be compiled by their first call."""
-    torch.compiler.reset()  # torch compiles a module's code a few times only, and another seed is another module
     functions: dict[str, Callable[..., Any]] = {"plain": torch.compile(model)}
     for name in methods:
         if name in ABLATIONS and (rules := ABLATIONS[name].rules).name not in functions:

@@ -40,6 +40,18 @@ def named(text: str) -> str:
     )
 
 
+def listed(text: str) -> list[str]:
+    """The methods in a list with commas between, some of which have a comma in their names: ``mean,CVP, none``."""
+    parts = [part.strip() for part in text.split(",")]
+    found = []
+    while parts:
+        both = ", ".join(parts[:2]).lower()
+        joined = next((name for name in ABLATIONS if name.lower() == both), None) if len(parts) > 1 else None
+        found.append(joined or named(parts[0]))
+        del parts[: 2 if joined else 1]
+    return found
+
+
 def build(
     method: str,
     model: nn.Module,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,10 @@ from rich.table import Table
 
 from varprop import errors
 from varprop.cli import commands
+
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]
+"""click's UsageError, which newer versions of typer have a copy of."""
+INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,18 +37,25 @@ def _recipe(context: typer.Context, path: Path | None) -> Path | None:
         found = yaml.safe_load(path.read_text())
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     known = {parameter.name for parameter in context.command.params}
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{path} holds no options, such as 'epochs: 5'")
-    values = {str(key).replace("-", "_"): value for key, value in found.items()}
+    values = {str(key).replace("-", "_"): _as_flag(value) for key, value in found.items()}
     unknown = sorted(set(values) - known)
     if unknown:
         options = ", ".join(sorted(name for name in known if name and name != "recipe"))
         raise typer.BadParameter(f"{path} has unknown options: {', '.join(unknown)}; there are {options}")
     context.default_map = {**(context.default_map or {}), **values}
     return path
+
+
+def _as_flag(value: Any) -> Any:
+    """Lists as they are written on the command line, with commas between; other values as text, to be read as flags."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return value if isinstance(value, bool) or value is None else str(value)
 
 
 Model = Annotated[str, typer.Option(help="module:function that returns the model.")]
@@ -68,6 +80,7 @@ def demo(
     epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs, instead of the recipe's.")] = None,
     device: Device = "cpu",
     threads: Threads = 1,
+    recipe: RecipeFile = None,
 ) -> None:
     """Train with IVON, propagate, calibrate, compare all methods, and write a report."""
     torch.set_num_threads(threads)
@@ -130,7 +143,7 @@ def evaluate(
     recipe: RecipeFile = None,
 ) -> None:
     """Fit every method on held-out data, evaluate it on test data, and print one table."""
-    results = commands.evaluate(model, posterior, held_out, test, out, methods.split(","), row, seed, link, device)
+    results = commands.evaluate(model, posterior, held_out, test, out, methods, row, seed, link, device)
     commands.show(results, Console())
 
 
@@ -141,37 +154,58 @@ def bench(
     shape: Annotated[str | None, typer.Option(help="Of the input: 8,3,224,224.")] = None,
     methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,MC-1,Streamlining,CVP",
     device: Device = "cpu",
+    recipe: RecipeFile = None,
 ) -> None:
     """What a compiled pass of each method costs, in plain passes and in Monte Carlo samples."""
-    costs = commands.bench(model, posterior, shape, methods.split(","), device)
+    costs = commands.bench(model, posterior, shape, methods, device)
     table = Table("method", "plain passes", "MC samples")
     for name, cost in costs.items():
         table.add_row(name, f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
     Console().print(table)
 
 
-@app.command(epilog="Example: varprop report results/digits")
+@app.command(epilog="Example: varprop report results/digits --risk 0.01")
 def report(
     folder: Annotated[Path, typer.Argument(help="A results folder.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the report; default: inside the results folder.")] = None,
+    risk: Annotated[
+        float | None, typer.Option(help="Fraction of answers that may be wrong: what each method answers within it.")
+    ] = None,
 ) -> None:
     """Tables, figures and one HTML file from the rows in a results folder."""
-    commands.report(folder, out, Console())
+    commands.report(folder, out, Console(), risk)
 
 
 def main() -> None:
     """Errors on purpose are one line and exit code 2; what is finished by then is on disk."""
-    try:
-        app()
-    except errors.VarpropError as error:
-        _fail(str(error))
-    except PermissionError as error:
-        _fail(f"no permission to write {error.filename}: choose another folder")
-    except KeyboardInterrupt:
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn  # type: ignore[assignment]
+        try:
+            code = app(standalone_mode=False)
+        except USAGE as error:
+            _misused(error)
+        except errors.VarpropError as error:
+            _fail(str(error))
+        except OSError as error:
+            named = f" {error.filename}" if error.filename else ""
+            _fail(f"cannot read or write{named}: {error.strerror or error}; choose another place")
+    if code == INTERRUPTED:
         typer.echo("\nstopped; what was finished is kept, and the same command goes on from there", err=True)
-        sys.exit(130)
+    sys.exit(code)
 
 
-def _fail(message: Any) -> None:
+def _misused(error: Any) -> None:
+    command = error.ctx.command_path if error.ctx else "varprop"
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
+        error.show()
+        sys.exit(2)
+    _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
+
+
+def _fail(message: str) -> None:
     typer.echo(f"error: {message}", err=True)
     sys.exit(2)
+
+
+def _warn(message: Warning | str, *_: Any) -> None:
+    typer.echo(f"warning: {message}", err=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,16 @@ from rich.table import Table
 
 from varprop.calibrate.scales import OUTPUT_ONLY, PER_LAYER
 from varprop.calibrate.scales import calibrate as fit
-from varprop.cli.references import call, inputs_of, link_of, model_of
+from varprop.cli.points import show_points
+from varprop.cli.references import batches_of, device_named, inputs_of, link_of, model_of, tried
 from varprop.cost import Cost, relative_costs
 from varprop.data import load
 from varprop.demo.pipeline import Pipeline
 from varprop.demo.recipes import RECIPES
 from varprop.errors import InputError
 from varprop.measure import measure
-from varprop.methods import build, named
+from varprop.methods import build, listed
 from varprop.posterior import Posterior
-from varprop.predict.batches import repeatable
 from varprop.predict.predictors import Propagated
 from varprop.propagate.coverage import Coverage
 from varprop.propagate.coverage import coverage as cover
@@ -31,6 +32,7 @@ from varprop.propagate.network import MomentNet, propagate
 from varprop.report import Results, Summary, read_results, tables, write_report
 from varprop.rules import NAMED
 
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 SHOWN = ("accuracy", "aurc", "c@1", "ece", "nll", "cost.plain")
 
 
@@ -38,22 +40,37 @@ def numbers(text: str) -> list[int]:
     """``0``, ``0-4`` or ``0,3``."""
     found: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
+        matched = _RANGE.fullmatch(part.strip())
+        first, last = (int(matched[1]), int(matched[2] or matched[1])) if matched else (1, 0)
+        if last < first:
             raise InputError(f"seeds are numbers or ranges, such as 0, 0-4 or 0,3, not {text!r}")
-        found += range(int(first), int(last or first) + 1)
+        found += range(first, last + 1)
     return found
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made if need be: one that cannot be written to is refused before the work, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"no permission to write to {folder}; choose another folder")
+    return folder
 
 
 def demo(
     name: str, data_dir: Path | None, out: Path, seeds: list[int], epochs: int | None, device: str, console: Console
 ) -> None:
     images = load(name, data_dir)
+    device_named(device)
     recipe = RECIPES[name] if epochs is None else replace(RECIPES[name], epochs=epochs)
     started = time.perf_counter()
     for seed in seeds:
         console.print(f"[bold]{name}, seed {seed}[/bold]")
-        Pipeline(images, recipe, seed, out, device, say=lambda text: console.print(f"  {text}", highlight=False)).run()
+        Pipeline(
+            images, recipe, seed, writable(out), device, say=lambda text: console.print(f"  {text}", highlight=False)
+        ).run()
     results = read_results(out)
     show(results, console)
     report(out, None, console)
@@ -67,6 +84,7 @@ def coverage(reference: str, shape: str | None, rules: str) -> Coverage:
     mean = {name: parameter.detach() for name, parameter in model.named_parameters()}
     posterior = Posterior.from_tensors(mean, {name: torch.full_like(w, 1e-6) for name, w in mean.items()})
     args, kwargs = inputs_of(model, shape)
+    tried(model, args, kwargs)
     return cover(model, posterior, *args, rules=NAMED[rules], **kwargs)
 
 
@@ -82,9 +100,12 @@ def calibrate(
     **settings: Any,
 ) -> MomentNet:
     chosen = link_of(link)
+    gaussian = Posterior.load(posterior).to(device_named(device))
     model = model_of(reference).to(device)
-    net = propagate(model, Posterior.load(posterior).to(device))
-    net = fit(net, call(data, "data"), link=chosen, scales=OUTPUT_ONLY if output_only else PER_LAYER, **settings)
+    batches = batches_of(data, model)
+    writable(out)
+    net = propagate(model, gaussian)
+    net = fit(net, batches, link=chosen, scales=OUTPUT_ONLY if output_only else PER_LAYER, **settings)
     Propagated(net, link=chosen).save_pretrained(out)
     return net
 
@@ -95,17 +116,19 @@ def evaluate(
     held_out: str,
     test: str,
     out: Path,
-    methods: Sequence[str],
+    methods: str,
     row: str,
     seed: int,
     link: str,
     device: str,
 ) -> Results:
-    names = [named(method.strip()) for method in methods]
+    names = listed(methods)
     chosen = link_of(link)
-    results = Results(out)
-    model, gaussian = model_of(reference).to(device), Posterior.load(posterior).to(device)
-    fitting, testing = (repeatable(call(data, "data")) for data in (held_out, test))
+    results = Results(writable(out))
+    _ = results.rows  # refuses a folder that holds something else
+    gaussian = Posterior.load(posterior).to(device_named(device))
+    model = model_of(reference).to(device)
+    fitting, testing = (batches_of(data, model) for data in (held_out, test))
     config = {"model": reference, "posterior": str(posterior), "held_out": held_out, "test": test, "link": link}
     for name in names:
         predictor = build(name, model, gaussian, fitting, link=chosen, seed=seed)
@@ -113,13 +136,17 @@ def evaluate(
     return results
 
 
-def bench(reference: str, posterior: Path, shape: str | None, methods: Sequence[str], device: str) -> dict[str, Cost]:
+def bench(reference: str, posterior: Path, shape: str | None, methods: str, device: str) -> dict[str, Cost]:
+    names = listed(methods)
+    gaussian = Posterior.load(posterior).to(device_named(device))
     model = model_of(reference).to(device)
     args, kwargs = inputs_of(model, shape)
-    gaussian = Posterior.load(posterior).to(device)
-    names = [method.strip() for method in methods]
-    moved = {name: x.to(device) for name, x in kwargs.items()}
-    return relative_costs(names, model, gaussian, *(x.to(device) for x in args), **moved)
+    moved = tuple(x.to(device) for x in args), {name: x.to(device) for name, x in kwargs.items()}
+    tried(model, *moved)
+    costs = relative_costs(names, model, gaussian, *moved[0], **moved[1])
+    if not costs:
+        raise InputError("there is nothing to compare without a compiler: install one for C++, such as g++")
+    return costs
 
 
 def show(results: Results, console: Console) -> None:
@@ -137,6 +164,8 @@ def show(results: Results, console: Console) -> None:
         console.print(shown)
 
 
-def report(folder: Path, out: Path | None, console: Console) -> None:
+def report(folder: Path, out: Path | None, console: Console, risk: float | None = None) -> None:
+    if risk is not None:
+        show_points(read_results(folder), risk, console)
     path = write_report(folder, out)
     console.print(f"report: {path}", highlight=False, soft_wrap=True)

@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 from varprop.errors import InputError
+from varprop.predict.batches import read, repeatable
 from varprop.predict.links import Link
+from varprop.predict.predictors import device_of
 from varprop.predict.storage import LINKS
 
 
 def call(reference: str, what: str) -> Any:
     """What the function returns that ``module:function`` names; modules are found in the current folder too."""
     module_name, _, name = reference.partition(":")
-    if not module_name or not name:
+    if not all(part.isidentifier() for part in [*module_name.split("."), name]):
         raise InputError(f"{what} {reference!r} is not of the form module:function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
@@ -47,23 +49,52 @@ def model_of(reference: str) -> nn.Module:
 
 def inputs_of(model: nn.Module, shape: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs to try a model with: of the given shape, or what a Hugging Face configuration says."""
+    config, name = getattr(model, "config", None), getattr(model, "main_input_name", None)
+    tokens = config is not None and name == "input_ids"
     if shape is not None:
-        try:
-            sizes = tuple(int(size) for size in shape.split(","))
-        except ValueError:
-            raise InputError(
-                f"a shape is whole numbers with commas between, such as 2,3,224,224, not {shape!r}"
-            ) from None
-        return (torch.zeros(sizes),), {}
-    config = getattr(model, "config", None)
-    name = getattr(model, "main_input_name", None)
+        parts = [part.strip() for part in shape.split(",")]
+        if not all(part.isdecimal() and int(part) for part in parts):
+            raise InputError(f"a shape is whole numbers with commas between, such as 2,3,224,224, not {shape!r}")
+        sizes = tuple(int(part) for part in parts)
+        return ((), {"input_ids": torch.zeros(sizes, dtype=torch.long)}) if tokens else ((torch.zeros(sizes),), {})
     if config is None or name not in ("pixel_values", "input_ids"):
         raise InputError("what this model takes is not known: give --shape, e.g. --shape 2,3,224,224")
-    if name == "input_ids":
+    if tokens:
         return (), {"input_ids": torch.zeros(2, 16, dtype=torch.long)}
     side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
     sides = side if isinstance(side, list | tuple) else (side, side)
     return (), {"pixel_values": torch.zeros(2, channels, *sides)}
+
+
+def tried(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """An error in one line if the model itself cannot take these inputs."""
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        given = [
+            f"{name}{list(x.shape)}" for name, x in [*(("", x) for x in args), *kwargs.items()] if hasattr(x, "shape")
+        ]
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"{type(model).__name__} cannot take inputs of shape {', '.join(given)}: {reason}") from error
+
+
+def device_named(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):  # torch asserts that it was built for what is asked for
+        raise InputError(
+            f"there is no device {name!r} here: use --device cpu, or see torch.cuda.is_available()"
+        ) from None
+    return name
+
+
+def batches_of(reference: str, model: nn.Module) -> Any:
+    """Batches from ``module:function``, to be gone through several times; the model must be able to take the first."""
+    batches = repeatable(call(reference, "data"))
+    first = next(iter(read(batches))).to(device_of(model))
+    tried(model, first.args, first.kwargs)
+    return batches
 
 
 def link_of(name: str) -> Link:
@@ -79,6 +110,6 @@ def _hugging_face(name: str) -> nn.Module:
     except ImportError:
         raise InputError("Hugging Face models need transformers: pip install 'varprop[hf]'") from None
     found = getattr(transformers, name, None)
-    if found is None or not issubclass(found, transformers.PreTrainedModel) or found.config_class is None:
-        raise InputError(f"{name!r} is neither module:function nor a model class of transformers")
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel) or not found.config_class:
+        raise InputError(f"{name!r} is neither module:function nor a model class of transformers, such as ViTModel")
     return found(found.config_class()).eval()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +49,15 @@ def _records(data: bytes, where: str) -> Split:
 def _archive(path: Path) -> list[Split]:
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
+        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = Path(member.name).name
                 file = archive.extractfile(member) if name in PARTS else None
                 if file is not None:
                     found[name] = file.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+            while stream.read(1 << 20):  # the checksum is behind the end of the archive
+                pass
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a whole archive: {error}") from None
     missing = [part for part in PARTS if part not in found]
     if missing:
@@ -68,23 +72,29 @@ def _pack(path: Path) -> Split:
     except ImportError:
         raise DataError("packed images are decoded with Pillow: pip install pillow") from None
     try:
-        with np.load(path, allow_pickle=False) as pack:
-            data, ends, labels = pack["sheets"].tobytes(), pack["ends"].tolist(), pack["labels"]
+        # Opened here, because NumPy leaves a file open that turns out not to be an npz.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as pack:
+            data, ends, labels = pack["sheets"].tobytes(), pack["ends"].tolist(), pack["labels"].astype(np.int64)
         sheets = [
-            np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
+            _tiles(np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB")))
             for start, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a whole pack of images: {error}") from None
-    tiles = [
-        sheet.reshape(sheet.shape[0] // _SIDE, _SIDE, sheet.shape[1] // _SIDE, _SIDE, 3).transpose(0, 2, 4, 1, 3)
-        for sheet in sheets
-    ]
-    images = np.concatenate([tile.reshape(-1, 3, _SIDE, _SIDE) for tile in tiles])[: len(labels)]
-    return _checked(Split(torch.from_numpy(images), torch.from_numpy(labels).long()), str(path))
+    images = np.concatenate(sheets)
+    if not len(images) - len(sheets[-1]) < len(labels) <= len(images):  # only the last sheet may have empty places
+        raise DataError(f"{path} holds {len(labels)} labels, and sheets with places for {len(images)} images")
+    return _checked(Split(torch.from_numpy(images[: len(labels)]), torch.from_numpy(labels)), str(path))
+
+
+def _tiles(sheet: np.ndarray) -> np.ndarray:
+    """The images of a sheet, row by row: [N, 3, 32, 32]."""
+    tiles = sheet.reshape(sheet.shape[0] // _SIDE, _SIDE, sheet.shape[1] // _SIDE, _SIDE, 3)
+    return tiles.transpose(0, 2, 4, 1, 3).reshape(-1, 3, _SIDE, _SIDE)
 
 
 def _checked(split: Split, where: str) -> Split:
-    if int(split.labels.max()) >= len(CLASSES):
-        raise DataError(f"{where} has a label {int(split.labels.max())}: this is not CIFAR-10")
+    low, high = int(split.labels.min()), int(split.labels.max())
+    if low < 0 or high >= len(CLASSES):
+        raise DataError(f"{where} has a label {low if low < 0 else high}: this is not CIFAR-10")
     return split

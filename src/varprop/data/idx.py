@@ -35,11 +35,19 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> Images:
     """60,000 and 10,000 images of 28×28."""
     remedy = "get the four files *-ubyte.gz (Debian: the package dataset-fashion-mnist)"
     place = find("fashion-mnist", folder, [FILES], remedy)
-    train, test = (
-        Split(read_idx(place / images).unsqueeze(1), read_idx(place / labels).long())
-        for images, labels in (FILES[:2], FILES[2:])
-    )
+    train, test = (_split(place / images, place / labels) for images, labels in (FILES[:2], FILES[2:]))
     return Images("fashion-mnist", train, test, GARMENTS)
+
+
+def _split(image_file: Path, label_file: Path) -> Split:
+    images, labels = read_idx(image_file), read_idx(label_file)
+    if images.ndim != 3:
+        raise DataError(f"{image_file} holds {images.ndim}-dimensional values, not images")
+    if labels.shape != images.shape[:1]:
+        raise DataError(f"{label_file} holds {list(labels.shape)} labels for the {len(images)} images beside it")
+    if int(labels.max()) >= len(GARMENTS):
+        raise DataError(f"{label_file} has a label {int(labels.max())}: this is not Fashion-MNIST")
+    return Split(images.unsqueeze(1), labels.long())
 
 
 def read_idx(path: Path) -> Tensor:
@@ -51,6 +59,8 @@ def read_idx(path: Path) -> Tensor:
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
         raise DataError(f"{path} is not an IDX file of bytes")
     start = 4 + 4 * data[3]
+    if len(data) <= start:
+        raise DataError(f"{path} ends where its values should begin")
     sizes = struct.unpack(f">{data[3]}I", data[4:start])
     if len(data) - start != math.prod(sizes):
         raise DataError(f"{path} should hold {math.prod(sizes)} values and holds {len(data) - start}")

@@ -47,8 +47,9 @@ class Pipeline:
             self.say(f"all {len(METHODS)} methods are there already: nothing to do")
             return results
         seen, held_out, test = self._splits()
-        model, posterior = self._trained(seen)
+        # First, because a folder that cannot be written to should be known before the training, not after it.
         results.add_examples(_thumbnails(test), self.data.classes, row=self.data.name)
+        model, posterior = self._trained(seen)
         self.say("timing compiled passes")
         costs = relative_costs(METHODS, model, posterior, test.inputs()[:256].to(self.device))
         for method in missing:
@@ -64,7 +65,7 @@ class Pipeline:
             row, scores = measure(predictor, _batches(held_out), _batches(test), progress=self.progress, **names)
             if method == "CVP" and isinstance(predictor, Propagated):
                 row = replace(row, fidelity=_fidelity(predictor.net, model, posterior, test))
-            results.add(replace(row, cost=costs[method]), scores)
+            results.add(replace(row, cost=costs.get(method)), scores)
         return results
 
     def _config(self) -> dict[str, Any]:
@@ -77,7 +78,6 @@ class Pipeline:
     def _trained(self, seen: Split) -> tuple[nn.Module, Posterior]:
         torch.manual_seed(self.seed)
         model = ViT(classes=len(self.data.classes), **self.recipe.model).to(self.device)
-        self.folder.mkdir(parents=True, exist_ok=True)
         checkpoint = self.folder / f"{self.data.name}-{self.seed}.safetensors"
         posterior = train(model, seen, self.recipe, self.seed, checkpoint, progress=self.progress)
         return model.eval(), posterior

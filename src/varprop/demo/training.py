@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
@@ -62,11 +62,11 @@ def _save(path: Path, model: nn.Module, optimizer: IVON, schedule: Any, done: in
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     plain: dict[str, dict[str, Any]] = {}
     for index, entries in state["state"].items():
-        for key, value in entries.items():
+        for name, value in entries.items():
             if isinstance(value, Tensor):
-                tensors[f"state.{index}.{key}"] = value
+                tensors[f"state.{index}.{name}"] = value
             else:
-                plain.setdefault(str(index), {})[key] = value
+                plain.setdefault(str(index), {})[name] = value
     header = {
         "key": key,
         "done": done,
@@ -75,7 +75,8 @@ def _save(path: Path, model: nn.Module, optimizer: IVON, schedule: Any, done: in
         "schedule": schedule.state_dict(),
     }
     scratch = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, {"state": json.dumps(header)})
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(header)})
+    scratch.write_bytes(data)  # not save_file, whose errors do not say that it is a matter of permissions or space
     scratch.replace(path)
 
 
@@ -92,14 +93,14 @@ def _resume(path: Path, model: nn.Module, optimizer: IVON, schedule: Any, key: s
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         return 0
-    if header["key"] != key:
+    if not isinstance(header, dict) or header.get("key") != key:
         return 0
     model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
     state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in header["state"].items()}
     for name, tensor in tensors.items():
         if name.startswith("state."):
-            _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = tensor
+            _, index, entry = name.split(".", 2)
+            state.setdefault(int(index), {})[entry] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": header["groups"]})
     schedule.load_state_dict(header["schedule"])
     return int(header["done"])

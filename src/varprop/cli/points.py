@@ -1,0 +1,39 @@
+"""Operating points: what each method answers within a risk budget."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from varprop.errors import InputError
+from varprop.report import Results, Row, Summary
+from varprop.report.curves import staircase
+
+
+def show_points(results: Results, risk: float, console: Console) -> None:
+    """The lowest threshold within the budget on held-out data, and what it does on test data."""
+    if not 0 < risk < 1:
+        raise InputError(
+            f"a risk is a fraction between 0 and 1, such as 0.01 for one wrong answer in 100, not {risk:g}"
+        )
+    summary = Summary(results.rows)
+    for experiment in summary.experiments:
+        table = Table(title=f"{experiment}: at most {100 * risk:g} % wrong", title_justify="left", title_style="bold")
+        table.add_column("method", no_wrap=True)
+        for name in ("seed", "threshold", "answered %", "of them wrong %"):
+            table.add_column(name, justify="right")
+        for method in summary.methods_in(experiment):
+            for row in summary.of(experiment, method):
+                table.add_row(method, str(row.seed), *_point(results, row, risk))
+        console.print(table)
+
+
+def _point(results: Results, row: Row, risk: float) -> tuple[str, str, str]:
+    scores = results.scores(row)
+    steps = staircase(scores) if scores else None
+    at = steps.at(risk) if steps else None
+    if steps is None or at is None:
+        return ("not known" if steps is None else "none is enough", "", "")
+    answered, wrong = int(steps.answered[at]), float(steps.errors[at])
+    rate = f"{100 * wrong / answered:.2f}" if answered else ""
+    return f"{steps.threshold[at]:.4f}", f"{100 * answered / row.examples:.1f}", rate

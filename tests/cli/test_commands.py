@@ -1,0 +1,219 @@
+"""Every command does what it says."""
+
+import functools
+import importlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+import varprop as vp
+from tests.demo.made import RECIPE, images
+from tests.report.made import make
+from varprop.cli import app, commands
+from varprop.demo import pipeline
+from varprop.report import Results
+
+pytestmark = pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL")
+MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
+COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "CVP": {"plain": 2.5, "sample": 1.25}}
+NAMES = ["demo", "coverage", "calibrate", "evaluate", "bench", "report"]
+
+
+def mine_model():
+    return importlib.import_module("mine").model().eval()
+
+
+def test_help_lists_the_commands(varprop):
+    found = varprop("--help")
+    assert found.code == 0
+    assert {command.name or command.callback.__name__ for command in app.app.registered_commands} >= set(NAMES)
+    assert all(f" {name} " in found.out for name in NAMES)
+    bare = varprop()
+    assert bare.code == 2
+    assert "demo" in bare.out + bare.err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_an_example(varprop, name):
+    found = varprop(name, "--help")
+    assert found.code == 0
+    assert f"Example: varprop {name}" in " ".join(found.out.split())
+
+
+def test_demo(varprop, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "load", lambda name, folder: images(name))
+    monkeypatch.setattr(commands, "RECIPES", {"digits": RECIPE})
+    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_: COSTS)
+    monkeypatch.setattr(pipeline, "METHODS", tuple(COSTS))
+    monkeypatch.setattr(commands, "write_report", lambda folder, out: folder / "report.html")
+    monkeypatch.chdir(tmp_path)
+    first = varprop("demo", "--seeds", "0-1", "--epochs", "1")
+    assert first.code == 0, first.err
+    assert "digits, seed 0" in first.out
+    assert "digits, seed 1" in first.out
+    assert "AURC" in first.out
+    rows = Results(tmp_path / "results" / "digits").rows
+    assert [(row.method, row.seed) for row in rows] == [("mean", 0), ("CVP", 0), ("mean", 1), ("CVP", 1)]
+    assert {row.config["recipe"]["epochs"] for row in rows} == {1}
+    assert "report: results/digits/report.html" in first.out
+    again = varprop("demo", "--seeds", "0-1", "--epochs", "1")
+    assert again.out.count("nothing to do") == 2
+
+
+def test_an_interrupt_says_that_nothing_is_lost(varprop, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "demo", interrupted)
+    found = varprop("demo")
+    assert found.code == 130
+    assert "what was finished is kept" in found.err
+    assert "Traceback" not in found.err
+
+
+def test_coverage_of_a_function(varprop, mine):
+    found = varprop("coverage", "mine:model", "--shape", "2,4")
+    assert found.code == 0
+    assert "Sequential under CVP: 3 ops, 0 approximate, 0 missing" in found.out
+    assert "aten.gelu.default" in found.out
+    assert "STREAMLINING" in varprop("coverage", "mine:model", "--shape", "2,4", "--rules", "STREAMLINING").out
+
+
+def test_coverage_tells_by_its_exit_code_that_a_rule_is_missing(varprop, mine):
+    found = varprop("coverage", "mine:odd", "--shape", "2,4")
+    assert found.code == 1
+    assert "1 missing" in found.out
+    assert "special_i0" in found.out
+
+
+def test_coverage_of_a_hugging_face_class(varprop, monkeypatch):
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    vit = functools.partial(transformers.ViTConfig, **small, image_size=8, patch_size=4)
+    bert = functools.partial(transformers.BertConfig, **small, vocab_size=20)
+    monkeypatch.setattr(transformers.ViTForImageClassification, "config_class", vit)
+    monkeypatch.setattr(transformers.BertForSequenceClassification, "config_class", bert)
+    for args in (["ViTForImageClassification"], ["BertForSequenceClassification", "--shape", "2,7"]):
+        found = varprop("coverage", *args)
+        assert found.code == 0, found.err
+        assert f"{args[0]} under CVP" in found.out
+        assert ", 0 missing" in found.out
+
+
+def test_calibrate_saves_a_network_that_loads(varprop, mine):
+    found = varprop("calibrate", *MINE, "--data", "mine:held_out", "--out", "net", "--epochs", "3", "--lr", "0.1")
+    assert found.code == 0, found.err
+    assert "(output)" in found.out
+    predictor = vp.Propagated.from_pretrained("net", mine_model())
+    assert predictor.link == vp.links.Softmax()
+    scales = predictor.net.scales
+    assert all(alpha != 1 for alpha in scales.values())
+    assert predictor(torch.randn(2, 4)).probs.shape == (2, 3)
+    assert all(f"{alpha:.3g}" in found.out for alpha in scales.values())
+
+    data = ("--data", "mine:held_out", "--lr", "0.1")
+    varprop("calibrate", *MINE, *data, "--out", "one", "--output-only", "--link", "mean-field-softmax")
+    predictor = vp.Propagated.from_pretrained("one", mine_model())
+    assert [name for name, alpha in predictor.net.scales.items() if alpha != 1] == ["(output)"]
+    assert predictor.link == vp.links.MeanFieldSoftmax()
+
+
+def test_evaluate_prints_a_table_and_keeps_rows(varprop, mine):
+    data = ("--held-out", "mine:held_out", "--test", "mine:test", "--out", "results")
+    found = varprop("evaluate", *MINE, *data, "--methods", "mean,mc-2,CVP, none", "--row", "toy", "--seed", "3")
+    assert found.code == 0, found.err
+    for text in ("toy", "mean", "MC-2", "CVP, none", "AURC"):
+        assert text in found.out
+    results = Results(mine / "results")
+    assert [row.key for row in results.rows] == [("toy", name, 3) for name in ("mean", "MC-2", "CVP, none")]
+    assert all(row.examples == 100 for row in results.rows)
+    assert results.rows[0].config["model"] == "mine:model"
+    model = results.scores(results.rows[0])
+    assert len(model["held_out_confidence"]) == 200
+    more = varprop("evaluate", *MINE, *data, "--methods", "temperature", "--row", "toy", "--seed", "3")
+    assert "MC-2" in more.out  # rows are added
+    assert len(results.rows) == 4
+
+
+def test_bench(varprop, mine, monkeypatch):
+    seen = {}
+
+    def costs(methods, model, posterior, *args, **kwargs):
+        seen.update(methods=methods, shape=args[0].shape)
+        return COSTS
+
+    monkeypatch.setattr(commands, "relative_costs", costs)
+    found = varprop("bench", *MINE, "--shape", "8,4", "--methods", "mean,CVP")
+    assert found.code == 0
+    assert seen == {"methods": ["mean", "CVP"], "shape": (8, 4)}
+    line = next(line for line in found.out.splitlines() if "CVP" in line)
+    assert "2.50" in line
+    assert "1.25" in line
+
+
+def test_report_and_operating_points(varprop, tmp_path, monkeypatch):
+    make(tmp_path / "results", methods=["mean", "CVP"], seeds=1, thumbnails=0)
+    found = varprop("report", tmp_path / "results", "--out", tmp_path / "out", "--risk", "0.05")
+    assert found.code == 0, found.err
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert str(tmp_path / "out" / "report.html") in found.out
+    assert "at most 5 % wrong" in found.out
+    results = Results(tmp_path / "results")
+    scores = results.scores(results.rows[1])
+    cells = [cell.strip() for cell in next(x for x in found.out.splitlines() if "CVP" in x).split("│")]
+    threshold, answered, wrong = map(float, cells[3:6])
+    met = scores["held_out_confidence"] >= threshold - 5e-5
+    assert (1 - scores["held_out_correctness"][met]).mean() <= 0.05
+    chosen = scores["confidence"] >= threshold - 5e-5
+    assert answered == pytest.approx(100 * chosen.mean(), abs=0.05)
+    assert wrong == pytest.approx(100 * (1 - scores["correctness"][chosen]).mean(), abs=0.005)
+    rows = [replace(row, row="unlucky", scores=None) for row in results.rows]
+    wrong = {name: 0 * array for name, array in scores.items()}
+    results.add(rows[0], wrong)
+    results.add(rows[1])
+    monkeypatch.setattr(commands, "write_report", lambda folder, out: folder)
+    lines = varprop("report", tmp_path / "results", "--risk", "0.05").out.partition("unlucky")[2].splitlines()
+    assert "none is enough" in next(line for line in lines if "mean" in line)
+    assert "not known" in next(line for line in lines if "CVP" in line)
+
+
+def test_recipe_gives_the_options_and_flags_win(varprop, mine):
+    recipe = {
+        "model": "mine:model",
+        "posterior": "p.safetensors",
+        "held-out": "mine:held_out",
+        "test": "mine:test",
+        "methods": ["mean", "MC-2"],
+        "row": "from the recipe",
+        "seed": 7,
+        "out": "results",
+    }
+    (mine / "recipe.yaml").write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in recipe.items()))
+    found = varprop("evaluate", "--recipe", "recipe.yaml")
+    assert found.code == 0, found.err
+    assert [row.key for row in Results(mine / "results").rows] == [
+        ("from the recipe", "mean", 7),
+        ("from the recipe", "MC-2", 7),
+    ]
+    varprop("evaluate", "--row", "mine", "--recipe", "recipe.yaml", "--methods", "MC-1", "--seed", "1")
+    assert Results(mine / "results").rows[-1].key == ("mine", "MC-1", 1)
+
+
+def test_recipe_of_calibrate(varprop, mine):
+    text = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: net\noutput_only: true\nlr: 0.1\n"
+    (mine / "recipe.yaml").write_text(text)
+    found = varprop("calibrate", "--recipe", "recipe.yaml", "--epochs", "2")
+    assert found.code == 0, found.err
+    assert sum(alpha != 1 for alpha in vp.Propagated.from_pretrained("net", mine_model()).net.scales.values()) == 1
+
+
+def test_warnings_are_one_line(varprop, monkeypatch):
+    import warnings
+
+    monkeypatch.setattr(commands, "report", lambda *_: warnings.warn("mind this", stacklevel=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        found = varprop("report", "x")
+    assert found.err == "warning: mind this\n"

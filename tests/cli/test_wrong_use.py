@@ -1,0 +1,246 @@
+"""Wrong uses: one line that says what and what to do, exit code 2, no traceback."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.report.made import make
+from varprop.cli import commands, entry
+from varprop.report.rows import FORMAT
+
+MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
+WHOLE = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: out\n"
+DATA = ("--held-out", "mine:held_out", "--test", "mine:test")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["Nonsense"], "'Nonsense' is neither module:function nor a model class of transformers"),
+        (["pipeline"], "'pipeline' is neither module:function nor a model class"),  # of transformers, but no class
+        (["BertConfig"], "'BertConfig' is neither"),
+        (["PreTrainedModel"], "'PreTrainedModel' is neither"),
+        (["mine:"], "'mine:' is not of the form module:function"),
+        ([":model"], "not of the form module:function"),
+        ([".mine:model"], "not of the form module:function"),
+        (["there.is:none"], "No module named 'there'; it is looked for in this folder"),
+        (["mine:missing"], "mine has no function missing"),
+        (["mine:constant"], "mine has no function constant"),
+        (["mine:number"], "returned a int, not a torch.nn.Module"),
+        (["mine:model"], "give --shape"),
+        (
+            ["mine:model", "--shape", "2,x"],
+            "a shape is whole numbers with commas between, such as 2,3,224,224",
+        ),
+        (["mine:model", "--shape", "2,-4"], "a shape is whole numbers"),
+        (["mine:model", "--shape", "0,4"], "a shape is whole numbers"),
+        (["mine:model", "--shape", "²,4"], "a shape is whole numbers"),
+        (["mine:model", "--shape", "2,5"], "Sequential cannot take inputs of shape [2, 5]: mat1 and mat2"),
+        (["mine:model", "--shape", "2,4", "--rules", "magic"], "there is no rule set 'magic'; there are CVP"),
+        ([], "Missing argument 'model'; see varprop coverage --help"),
+    ],
+)
+def test_models(refused, mine, args, message):
+    assert message in refused("coverage", *args)
+
+
+@pytest.mark.parametrize("seeds", ["x", "", "-1", "1-", "3-1", "0,,1", "0.5", "²", "0-4-5"])
+def test_seeds(refused, seeds):
+    assert "seeds are numbers or ranges, such as 0, 0-4 or 0,3" in refused("demo", f"--seeds={seeds}")
+
+
+def test_seeds_that_are_right():
+    assert commands.numbers("0") == [0]
+    assert commands.numbers("0-3,7") == [0, 1, 2, 3, 7]
+    assert commands.numbers("2, 5") == [2, 5]
+
+
+def test_data_sets(refused, mine):
+    assert "there is no data set 'mnist', only digits, fashion-mnist, cifar10" in refused("demo", "--data", "mnist")
+    line = refused("demo", "--data", "cifar10", "--data-dir", mine)
+    assert f"cifar10 is not in {mine}" in line
+    assert "VARPROP_DATA" in line
+
+
+@pytest.mark.parametrize("risk", ["3", "0", "1", "-0.1", "nan"])
+def test_risks(refused, tmp_path, risk):
+    make(tmp_path, methods=["mean"], seeds=1, thumbnails=0)
+    line = refused("report", tmp_path, f"--risk={risk}")
+    assert "a risk is a fraction between 0 and 1, such as 0.01" in line
+    assert not (tmp_path / "report").exists()
+    assert "--risk" in refused("report", tmp_path, "--risk", "low")
+
+
+def test_options(refused, mine):
+    assert "No such option: --rsk; see varprop demo --help" in refused("demo", "--rsk", "3")
+    assert "'--epochs'" in refused("demo", "--epochs", "0")
+    assert "'--epochs'" in refused("demo", "--epochs", "many")
+    assert "Missing option '--posterior'" in refused("evaluate", "--model", "mine:model")
+    assert "No such command 'dmeo'" in refused("dmeo")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:999", ""])
+def test_devices(refused, mine, device):
+    out = ("--out", "out", f"--device={device}")
+    calls = ("demo", *out), ("calibrate", *MINE, "--data", "mine:held_out", *out), ("evaluate", *MINE, *DATA, *out)
+    for args in calls:
+        assert f"there is no device {device!r} here: use --device cpu" in refused(*args)
+    assert "there is no device" in refused("bench", *MINE, "--shape", "2,4", f"--device={device}")
+
+
+def test_posterior_files(refused, mine):
+    (mine / "broken.safetensors").write_bytes((mine / "p.safetensors").read_bytes()[:-9])
+    (mine / "text.safetensors").write_text("hello")
+    for name, message in (
+        ("nowhere.safetensors", "cannot load nowhere.safetensors: there is no such file"),
+        ("broken.safetensors", "not a whole safetensors file"),
+        ("text.safetensors", "not a whole safetensors file"),
+        (".", "it is a folder"),
+    ):
+        chosen = ("--model", "mine:model", "--posterior", name)
+        assert message in refused("calibrate", *chosen, "--data", "mine:held_out", "--out", "out")
+        assert message in refused("evaluate", *chosen, *DATA, "--out", "out")
+        assert message in refused("bench", *chosen, "--shape", "2,4")
+
+
+def test_methods_and_links(refused, mine):
+    evaluate = ("evaluate", *MINE, *DATA, "--out", "out")
+    assert "there is no method 'magic'; there are mean" in refused(*evaluate, "--methods", "mean,magic")
+    assert "there is no method 'magic'" in refused("bench", *MINE, "--shape", "2,4", "--methods", "magic")
+    assert "there is no link 'probit'; there are softmax" in refused(*evaluate, "--link", "probit")
+
+
+def test_data_functions(refused, mine):
+    def calibrate(data):
+        return refused("calibrate", *MINE, "--data", data, "--out", "out")
+
+    assert "there are no batches" in calibrate("mine:nothing")
+    assert "batches are a int" in calibrate("mine:number")
+    assert "mine has no function missing" in calibrate("mine:missing")
+    assert "'held_out' is not of the form module:function" in calibrate("held_out")
+    assert "Sequential cannot take inputs of shape [9, 3]" in calibrate("mine:narrow")
+
+
+def test_bench_without_a_compiler(varprop, mine, monkeypatch):
+    monkeypatch.setattr(commands, "relative_costs", lambda *_, **__: {})
+    found = varprop("bench", *MINE, "--shape", "2,4")
+    assert found.code == 2
+    assert "install one for C++" in found.err
+
+
+def test_results_folders(refused, tmp_path):
+    assert f"there is no folder {tmp_path / 'none'}; give the folder" in refused("report", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "holds no results" in refused("report", tmp_path / "empty")
+    (tmp_path / "file").write_text("")
+    assert "there is no folder" in refused("report", tmp_path / "file")
+
+
+def test_a_half_written_row(varprop, refused, tmp_path):
+    make(tmp_path, methods=["mean"], seeds=2, thumbnails=0)
+    rows = tmp_path / "rows.jsonl"
+    whole = rows.read_text()
+    rows.write_text(whole[:-40])  # what a kill leaves: the whole rows count
+    assert varprop("report", tmp_path).code == 0
+    lines = whole.splitlines()
+    rows.write_text("\n".join([lines[0][:-40], *lines[1:]]) + "\n")  # what no kill leaves
+    assert "rows.jsonl, line 1 is not JSON; delete that line and run what it held again" in refused("report", tmp_path)
+    rows.write_text(whole)
+    next((tmp_path / "scores").iterdir()).write_bytes(b"half")
+    assert "run what it held again" in refused("report", tmp_path)
+
+
+def test_results_of_another_version(refused, mine):
+    make(mine / "results", methods=["mean"], seeds=1, thumbnails=0)
+    rows = mine / "results" / "rows.jsonl"
+    rows.write_text(rows.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
+    hint = "has format 99, this varprop reads format 1; use the varprop that wrote it, or another folder"
+    assert hint in refused("report", "results")
+    assert hint in refused("evaluate", *MINE, *DATA, "--out", "results")
+    assert hint in refused("demo", "--out", "results")
+
+
+def test_no_permission(refused, mine, monkeypatch):
+    (mine / "file").write_text("")
+    calls = (
+        ("demo", "--out"),
+        ("calibrate", *MINE, "--data", "mine:held_out", "--out"),
+        ("evaluate", *MINE, *DATA, "--out"),
+    )
+    for call in calls:  # below a file nobody can write, not even root
+        assert "cannot write to file/below: Not a directory; choose another folder" in refused(*call, "file/below")
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and allowed(path, mode))
+    for call in calls:
+        assert "no permission to write to locked; choose another folder" in refused(*call, "locked")
+
+
+def test_no_permission_found_late(refused, monkeypatch, tmp_path):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied", "some/file")
+
+    monkeypatch.setattr(commands, "write_report", denied)
+    line = refused("report", tmp_path)
+    assert line == "error: cannot read or write some/file: Permission denied; choose another place"
+
+
+def test_report_into_a_place_that_cannot_be_written(refused, tmp_path):
+    make(tmp_path, methods=["mean"], seeds=1, thumbnails=0)
+    (tmp_path / "file").write_text("")
+    assert "choose another folder" in refused("report", tmp_path, "--out", tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read recipe.yaml: No such file"),
+        ("a: [1", "recipe.yaml is not YAML"),
+        ("", "recipe.yaml holds no options, such as 'epochs: 5'"),
+        ("- a\n- b", "recipe.yaml holds no options"),
+        (
+            "modle: mine:model\nlearning rate: 3",
+            "has unknown options: learning rate, modle; there are batch_size",
+        ),
+        (f"{WHOLE}epochs: many", "'--epochs'"),
+        (f"{WHOLE}link: [1, 2]", "there is no link '1,2'"),
+        ("model: mine:model", "Missing option '--posterior'"),
+        (b"\xff\xfe\x00a", "recipe.yaml is not YAML"),
+    ],
+)
+def test_recipes(refused, mine, text, message):
+    if text is not None:
+        (mine / "recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert message in refused("calibrate", "--recipe", "recipe.yaml")
+
+
+def test_transformers_is_an_extra(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'varprop[hf]'" in refused("coverage", "ViTForImageClassification")
+
+
+def test_entry_says_what_is_missing(monkeypatch, capsys):
+    found = entry.importlib.util.find_spec
+    missing = ("typer", "yaml")
+    monkeypatch.setattr(entry.importlib.util, "find_spec", lambda name: None if name in missing else found(name))
+    with pytest.raises(SystemExit) as stop:
+        entry.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: the command line needs typer, pyyaml: pip install 'varprop[cli]'\n"
+
+
+def test_without_typer_in_a_fresh_process():
+    """Also where a module is there but must not be imported: nothing of the command line may come before the check."""
+    code = "import sys; sys.modules['typer'] = None; from varprop.cli.entry import main; main()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "pip install 'varprop[cli]'" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_installed_command(tmp_path):
+    command = [sys.executable, "-c", "from varprop.cli.entry import main; main()", "report", str(tmp_path / "none")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: there is no folder")
