@@ -14,12 +14,12 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import seconds
 from torch import Tensor
 
 import varprop as vp
@@ -90,16 +90,6 @@ def classes(x: dict[str, Tensor], device: torch.device) -> dict[str, Function]:
         "NLL": streamed(metrics.NLL, "probs", "target"),
         "BCE": streamed(metrics.BCE, "probs", "multi_hot"),
     }
-
-
-def seconds(function: Function, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def measured(found: dict[str, Function], device: torch.device, rounds: int) -> list[dict[str, Any]]:

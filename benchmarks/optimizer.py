@@ -17,12 +17,12 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import seconds
 from torch import Tensor, nn
 
 import varprop as vp
@@ -110,18 +110,6 @@ def contestants(device: torch.device) -> dict[str, Function]:
     return found | {"one draw of noise": noise(device)}
 
 
-def timed(function: Function, device: torch.device, repeats: int) -> float:
-    """Seconds per call."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -135,10 +123,10 @@ def main() -> None:
     functions = contestants(device)
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
-        timed(function, device, 3)
+        seconds(function, device, 3)
     for _ in range(args.rounds):
         for name, function in functions.items():
-            times[name].append(timed(function, device, repeats))
+            times[name].append(seconds(function, device, repeats))
     medians = {name: statistics.median(values) for name, values in times.items()}
     rows = []
     for name, values in times.items():

@@ -16,12 +16,12 @@ import functools
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import posterior_of, seconds
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
@@ -35,22 +35,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 BARS = {"vit-b": 3.2, "resnet-50": 4.5}
 
 
-def posterior_of(model: nn.Module, relative_std: float = 0.05) -> vp.Posterior:
-    """A made-up posterior: speed does not depend on its values."""
-    mean = dict(model.named_parameters())
-    return vp.Posterior.from_tensors(mean, {k: (relative_std * v.detach()) ** 2 + 1e-8 for k, v in mean.items()})
-
-
-def timed(function: Callable[[], Any], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def compare(functions: dict[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Times of each function, taken in turns so that noise hits all alike."""
     for function in functions.values():
@@ -59,7 +43,7 @@ def compare(functions: dict[str, Callable[[], Any]], rounds: int, device: torch.
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            times[name].append(timed(function, device))
+            times[name].append(seconds(function, device))
     return times
 
 
@@ -73,7 +57,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     model = MODELS[name]().eval().to(device, dtype)
     pixels: Tensor = torch.randn(args.batch, 3, 224, 224, device=device, dtype=dtype)
     net = vp.propagate(model, posterior_of(model))
-    capture = timed(lambda: net.capture(pixels), device)
+    capture = seconds(lambda: net.capture(pixels), device)
     certain = vp.propagate(model, vp.Posterior.from_tensors({}, {}))
     certain.capture(pixels)
     plain, flat, lifted = (

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import posterior_of, seconds
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -49,21 +50,6 @@ def peak_memory(function: Callable[[], Any], device: torch.device) -> int:
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(itertools.accumulate(changes))
-
-
-def timed(function: Callable[[], Any], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def posterior_of(model: nn.Module, relative_std: float = 0.05) -> vp.Posterior:
-    mean = dict(model.named_parameters())
-    return vp.Posterior.from_tensors(mean, {k: (relative_std * v.detach()) ** 2 + 1e-8 for k, v in mean.items()})
 
 
 def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> dict[str, Any]:
@@ -105,7 +91,7 @@ def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> 
     single = scales._Fit(net, vp.links.Softmax(), vp.PER_LAYER, 0.03, cache=0)
     single.epoch(data[:1], batch, batch, shown)
     memory.append(peak_memory(lambda: single.epoch(data[:1], batch, batch, shown), device))
-    uncompiled = timed(epoch, device)
+    uncompiled = seconds(epoch, device)
     start = time.perf_counter()
     for module in net.pointwise.values():
         module.fuse(data[0][0])
@@ -115,8 +101,8 @@ def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> 
     plain_epoch()
     times: dict[str, list[float]] = {"plain": [], "calibration": []}
     for _ in range(rounds):
-        times["plain"].append(timed(plain_epoch, device))
-        times["calibration"].append(timed(epoch, device))
+        times["plain"].append(seconds(plain_epoch, device))
+        times["calibration"].append(seconds(epoch, device))
     medians = {name: statistics.median(values) for name, values in times.items()}
     quartiles = statistics.quantiles([b / a for a, b in zip(*times.values(), strict=True)], n=4)
     return result | {
@@ -149,7 +135,7 @@ def link(device: torch.device, batch: int, rounds: int, classes: int = 3129) -> 
         function()
     for _ in range(rounds):
         for name, function in functions.items():
-            times[name].append(timed(function, device))
+            times[name].append(seconds(function, device))
     medians = {name: statistics.median(values) for name, values in times.items()}
     share = {name: medians[name] / medians["plain forward"] for name in ("softmax, 256 points", "sigmoid")}
     return {"classes": classes, "batch": batch, "share_of_a_forward": share, "bar": LINK_BAR, "seconds": medians}

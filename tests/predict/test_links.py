@@ -9,6 +9,7 @@ from scipy import integrate, stats
 import varprop as vp
 from varprop.errors import InputError, OutputError
 from varprop.predict import links as module
+from varprop.predict import sampling
 from varprop.predict.normals import SOBOL_ENDS, normals
 
 CLASS_LINKS = [
@@ -130,10 +131,10 @@ def test_work_is_bounded(monkeypatch):
     target = torch.arange(5)
     link = vp.links.Softmax(64)
     whole, loss, entropy = link(x).probs, link.loss(x, target), link.expected_entropy(x)
-    monkeypatch.setattr(module, "BUDGET", 1000)  # less than one row of samples
+    monkeypatch.setattr(sampling, "BUDGET", 1000)  # less than one row of samples
     sizes = []
-    original = module._sampled
-    monkeypatch.setattr(module, "_sampled", lambda *args: sizes.append((out := original(*args)).numel()) or out)
+    original = sampling.sampled
+    monkeypatch.setattr(module, "sampled", lambda *args: sizes.append((out := original(*args)).numel()) or out)
     torch.testing.assert_close(link(x).probs, whole)
     torch.testing.assert_close(link.loss(x, target), loss)
     torch.testing.assert_close(link.expected_entropy(x), entropy)

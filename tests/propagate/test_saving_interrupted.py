@@ -16,19 +16,6 @@ from varprop.propagate import folder as folders
 from varprop.propagate import storage
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    net = network()
-    net.save_pretrained(tmp_path_factory.mktemp("made"))
-    return net
-
-
-@pytest.fixture
-def folder(tmp_path, made):
-    made.save_pretrained(tmp_path / "net")
-    return tmp_path / "net"
-
-
 def test_float16_is_not_saved(tmp_path):
     model = Net().half().eval()
     with pytest.raises(NetworkFileError, match="cannot save .*: torch.float16 is not supported: use float32"):

@@ -17,19 +17,6 @@ from varprop.errors import NetworkFileError
 RULE = vp.rule(torch.ops.aten.erfinv.default)(lambda x: x)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    net = network()
-    net.save_pretrained(tmp_path_factory.mktemp("made"))
-    return net
-
-
-@pytest.fixture
-def folder(tmp_path, made):
-    made.save_pretrained(tmp_path / "net")
-    return tmp_path / "net"
-
-
 def reason(folder, model=None, **options):
     with pytest.raises(NetworkFileError) as caught:
         vp.MomentNet.from_pretrained(folder, Net().eval() if model is None else model, **options)

@@ -56,13 +56,16 @@ class Pipeline:
             self.say(method)
             settings = {"progress": self.progress, "seed": self.seed, **self.recipe.calibration}
             predictor = build(method, model, posterior, _batches(held_out), **settings)
-            names: dict[str, Any] = {
-                "row": self.data.name,
-                "method": method,
-                "seed": self.seed,
-                "config": self._config(),
-            }
-            row, scores = measure(predictor, _batches(held_out), _batches(test), progress=self.progress, **names)
+            row, scores = measure(
+                predictor,
+                _batches(held_out),
+                _batches(test),
+                row=self.data.name,
+                method=method,
+                seed=self.seed,
+                config=self._config(),
+                progress=self.progress,
+            )
             if method == "CVP" and isinstance(predictor, Propagated):
                 row = replace(row, fidelity=_fidelity(predictor.net, model, posterior, test))
             results.add(replace(row, cost=costs.get(method)), scores)

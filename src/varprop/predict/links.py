@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -21,15 +21,13 @@ from torch.utils.checkpoint import checkpoint
 from varprop.errors import InputError, OutputError
 from varprop.moments import Moments
 from varprop.posterior.running import Running
-from varprop.predict.normals import normals
 from varprop.predict.prediction import Prediction, Regression
+from varprop.predict.sampling import over_samples, pieces, root, sampled
 from varprop.predict.targets import class_indices, scores
 from varprop.propagate.pointwise import chunked
 from varprop.rules.logistic import sigmoid
 
 _Logits = TypeVar("_Logits", Tensor, Moments)
-BUDGET = 1 << 24
-"""Entries of the largest work tensor: 64 MB in float32."""
 
 
 class Link(ABC):
@@ -92,10 +90,10 @@ class Categorical(ClassLink):
 
     def expected_entropy(self, logits: Moments) -> Tensor:
         def entropy(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
-            log_probs = _sampled(mean, std, points).log_softmax(-1)
+            log_probs = sampled(mean, std, points).log_softmax(-1)
             return -(log_probs.exp() * log_probs).sum(-1).sum(1)
 
-        return _over_samples(entropy, checked(logits), self.samples)
+        return over_samples(entropy, checked(logits), self.samples)
 
 
 @dataclass(frozen=True)
@@ -107,29 +105,26 @@ class Softmax(Categorical):
 
     def probs(self, logits: Moments) -> Tensor:
         def total(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
-            return _sampled(mean, std, points).softmax(-1).sum(1)
+            return sampled(mean, std, points).softmax(-1).sum(1)
 
-        return _over_samples(total, at_least_two(logits), self.samples)
+        return over_samples(total, at_least_two(logits), self.samples)
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         target = class_indices(logits.mean, target)
 
         def likelihood(mean: Tensor, std: Tensor, points: Tensor, target: Tensor) -> Tensor:
-            draws = _sampled(mean, std, points)
+            draws = sampled(mean, std, points)
             chosen = draws.gather(-1, target[:, None, None].expand(-1, draws.shape[1], 1)).squeeze(-1)
             return chosen - draws.logsumexp(-1)
 
-        shape, flat = logits.shape[:-1], _rows(at_least_two(logits))
-        points = normals(self.samples, flat.shape[-1], dtype=flat.mean.dtype, device=flat.mean.device)
-        rows = max(1, BUDGET // points.numel())
         losses = []
-        for mean, std, labels in _split(rows, flat.mean, _root(flat.var), target.reshape(-1)):
+        for points, mean, std, labels in pieces(at_least_two(logits), self.samples, target):
             parts = [
                 checkpoint(likelihood, mean, std, some, labels, use_reentrant=False, preserve_rng_state=False)
-                for some in points.split(max(1, BUDGET // mean.numel()))
+                for some in points
             ]
             losses.append(math.log(self.samples) - torch.cat(parts, 1).logsumexp(1))
-        return torch.cat(losses).view(shape)
+        return torch.cat(losses).view(target.shape)
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,7 @@ class Bernoulli(ClassLink):
     def expected_entropy(self, logits: Moments) -> Tensor:
         logits = checked(logits)
         nodes, weights = _hermite()
-        std, total = _root(logits.var), torch.zeros_like(logits.mean)
+        std, total = root(logits.var), torch.zeros_like(logits.mean)
         for node, weight in zip(nodes, weights, strict=True):
             x = logits.mean + node * std
             total = total + weight * (F.softplus(x) - x * x.sigmoid())  # the entropy of a Bernoulli variable
@@ -251,7 +246,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return losses.view(target.shape)
 
 
-# --- sampling --------------------------------------------------------------------------------------------
+# --- arithmetic ------------------------------------------------------------------------------------------
 
 
 def sigmoid_moments(mean: Tensor, var: Tensor) -> Moments:
@@ -266,40 +261,8 @@ def _moments(draws: Running) -> Moments:
     return Moments(draws.mean()["logits"], draws.var(correction)["logits"])
 
 
-def _rows(logits: Moments) -> Moments:
-    return Moments(*(x.reshape(-1, x.shape[-1]) for x in logits))
-
-
-def _root(var: Tensor) -> Tensor:
-    """√v with a finite derivative at 0."""
-    positive = var > 0
-    return torch.where(positive, torch.where(positive, var, 1.0).sqrt(), 0.0)
-
-
 def _shrunk(logits: Moments) -> Tensor:
     return logits.mean * torch.rsqrt(1 + math.pi / 8 * logits.var)
-
-
-def _sampled(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
-    """[rows, samples, classes]"""
-    return torch.addcmul(mean[:, None], std[:, None], points)
-
-
-def _split(rows: int, *tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
-
-
-def _over_samples(total: Callable[..., Tensor], logits: Moments, samples: int) -> Tensor:
-    """The mean over the points of what ``total`` sums, in work tensors of at most BUDGET entries."""
-    flat = _rows(logits)
-    points = normals(samples, flat.shape[-1], dtype=flat.mean.dtype, device=flat.mean.device)
-    rows = max(1, BUDGET // points.numel())
-    results = []
-    for mean, std in _split(rows, flat.mean, _root(flat.var)):
-        parts = [total(mean, std, some) for some in points.split(max(1, BUDGET // mean.numel()))]
-        results.append(sum(parts[1:], parts[0]) / samples)
-    result = torch.cat(results)
-    return result.view(*logits.shape[:-1], *result.shape[1:])
 
 
 def _hermite(order: int = 32) -> tuple[list[float], list[float]]:
