@@ -125,6 +125,16 @@ def test_more_dimensions_than_sobol_has():
     assert torch.equal(points, normals(8, SOBOL_ENDS + 1, dtype=torch.float32, device=torch.device("cpu")))
 
 
+def test_predicting_in_inference_mode_first():
+    """What is kept for later calls can be used where gradients are needed."""
+    x, link = logits(rows=2, classes=17, dtype=torch.float32), vp.links.Softmax(19)  # sizes no other test has made points for
+    with torch.inference_mode():
+        link(x)
+    var = x.var.clone().requires_grad_()
+    link.loss(vp.Moments(x.mean, var), torch.tensor([0, 1])).sum().backward()
+    assert bool(var.grad.isfinite().all())
+
+
 def test_work_is_bounded(monkeypatch):
     """Many classes: the largest tensor ever made stays within the budget, and the result is that of one piece."""
     x = logits(rows=5, classes=40, dtype=torch.float32)

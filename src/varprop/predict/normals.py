@@ -21,11 +21,16 @@ def normals(samples: int, dims: int, *, dtype: torch.dtype, device: torch.device
     """
     if samples < 1 or dims < 1:
         raise InputError(f"{samples} samples of {dims} dimensions: both must be at least 1")
-    return _points(samples, dims).to(device=device, dtype=dtype)
+    return _points(samples, dims, dtype, device)
 
 
-@functools.lru_cache(maxsize=8)
-def _points(samples: int, dims: int) -> Tensor:
+@functools.lru_cache(maxsize=8)  # where they are used, so that they are not moved there for every batch
+@torch.inference_mode(False)  # they may be made while predicting and used again in calibration
+def _points(samples: int, dims: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _drawn(samples, dims).to(device=device, dtype=dtype)
+
+
+def _drawn(samples: int, dims: int) -> Tensor:
     if dims > SOBOL_ENDS:
         generator = torch.Generator().manual_seed(_SEED)
         half = torch.randn(-(-samples // 2), dims, generator=generator)
