@@ -127,7 +127,8 @@ def test_more_dimensions_than_sobol_has():
 
 def test_predicting_in_inference_mode_first():
     """What is kept for later calls can be used where gradients are needed."""
-    x, link = logits(rows=2, classes=17, dtype=torch.float32), vp.links.Softmax(19)  # sizes no other test has made points for
+    x = logits(rows=2, classes=17, dtype=torch.float32)
+    link = vp.links.Softmax(19)  # a size no other test has made points for
     with torch.inference_mode():
         link(x)
     var = x.var.clone().requires_grad_()
