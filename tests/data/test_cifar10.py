@@ -67,10 +67,11 @@ def test_damaged_packs(tmp_path):
         ([sheet(COLOUR[0])], [1, 2, -1], "has a label -1"),
         ([sheet(COLOUR[0])], [1, 2, 10], "has a label 10"),
         ([sheet(COLOUR[0])], ["cat"], "is not a whole pack"),
-        ([sheet(COLOUR[0])], [], "holds 0 labels, and sheets with places for 200 images"),
+        ([sheet(COLOUR[0])], [], "its labels are float64"),
         ([sheet(COLOUR[0])], [1] * 201, "holds 201 labels, and sheets with places for 200 images"),
         ([sheet(COLOUR[0])] * 2, [1] * 200, "holds 200 labels, and sheets with places for 400 images"),
-        ([sheet(COLOUR[0])[:-40]], [1, 2, 3], "is not a whole pack"),
+        ([sheet(COLOUR[0])[:-40]], [1, 2, 3], "image 0 of .* cannot be decoded"),
+        ([sheet(COLOUR[0], rows=10)], [1, 2, 3], "has 320×320 pixels instead of 320×640"),
         ([], [1, 2, 3], "is not a whole pack"),
     ],
 )
@@ -83,5 +84,5 @@ def test_missing_says_where_was_looked(tmp_path):
     binary(tmp_path).joinpath(PARTS[3]).unlink()
     with pytest.raises(DataError, match=ARCHIVE) as caught:
         cifar10(tmp_path)
-    assert f"cifar10 is not in {tmp_path};" in str(caught.value)
+    assert f"cifar10 is not in {tmp_path}, {tmp_path}/cifar10" in str(caught.value)
     assert "the pickled one is not read" in str(caught.value)

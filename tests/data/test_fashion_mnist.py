@@ -66,7 +66,7 @@ def test_missing_files_say_where_was_looked(tmp_path, monkeypatch):
     fashion(tmp_path / "mine").joinpath(TEST_LABELS).unlink()
     with pytest.raises(DataError, match="ubyte.gz") as caught:
         fashion_mnist(tmp_path / "mine")
-    assert f"fashion-mnist is not in {tmp_path / 'mine'};" in str(caught.value)
+    assert f"fashion-mnist is not in {tmp_path / 'mine'}, " in str(caught.value)
     monkeypatch.setenv("VARPROP_DATA", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as caught:

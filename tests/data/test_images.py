@@ -32,8 +32,19 @@ def test_hold_out_is_disjoint_and_complete_and_the_same_each_time():
 
 @pytest.mark.parametrize("count", [0, 50, -3])
 def test_hold_out_leaves_something_on_both_sides(count):
-    with pytest.raises(DataError, match=f"{count} of 50 images cannot be held out"):
+    with pytest.raises(DataError, match=f"{count} of 50 examples cannot be held out"):
         DATA.hold_out(count)
+
+
+def test_read_take_and_move():
+    split = numbered(6)
+    rows = torch.tensor([5, 1])
+    assert split.read(rows)[:, 0, 0, 0].tolist() == [5, 1]
+    assert split.read(rows).dtype == torch.uint8
+    assert split.read(slice(2, 4))[:, 0, 0, 0].tolist() == [2, 3]
+    assert split.take(rows).labels.tolist() == [2, 1]
+    moved = split.to("meta")
+    assert (moved.images.device.type, moved.labels.device.type) == ("meta", "meta")
 
 
 def test_inputs_run_from_minus_one_to_one():
@@ -69,6 +80,14 @@ def test_digits_without_scikit_learn(monkeypatch):
 
 
 def test_unknown_data_set():
-    with pytest.raises(DataError, match="there is no data set 'mnist', only digits, fashion-mnist, cifar10"):
+    with pytest.raises(DataError, match="there is no data set 'mnist', only digits, fashion-mnist, cifar10, cifar100"):
         load("mnist")
-    assert set(DATASETS) == {"digits", "fashion-mnist", "cifar10"}
+    assert set(DATASETS) == {
+        "digits",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "tiny-imagenet",
+        "imagenet-sample",
+        "sst2",
+    }

@@ -1,25 +1,70 @@
-"""Image data sets for demos and experiments, read from their public formats; nothing is downloaded or unpickled."""
+"""Data sets for experiments, read from their public formats; nothing is downloaded or unpickled."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any, Literal, overload
 
-from varprop.data.cifar import cifar10
+from varprop.data.cifar import cifar10, cifar100
 from varprop.data.digits import digits
+from varprop.data.examples import Examples, hold_out
+from varprop.data.folders import Files, image_folder
 from varprop.data.idx import fashion_mnist
+from varprop.data.imagenet import imagenet_sample, tiny_imagenet
 from varprop.data.images import Images, Split
+from varprop.data.text import Sentences, Texts, Tokens, sst2
 from varprop.errors import DataError
 
-__all__ = ["DATASETS", "Images", "Split", "cifar10", "digits", "fashion_mnist", "load"]
+__all__ = [
+    "DATASETS",
+    "Examples",
+    "Files",
+    "Images",
+    "Sentences",
+    "Split",
+    "Texts",
+    "Tokens",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "fashion_mnist",
+    "hold_out",
+    "image_folder",
+    "imagenet_sample",
+    "load",
+    "sst2",
+    "tiny_imagenet",
+]
 
-DATASETS: Mapping[str, Callable[[str | os.PathLike[str] | None], Images]] = MappingProxyType(
-    {"digits": lambda _: digits(), "fashion-mnist": fashion_mnist, "cifar10": cifar10}
+DATASETS: Mapping[str, Callable[[str | os.PathLike[str] | None], Images | Split | Texts]] = MappingProxyType(
+    {
+        "digits": lambda _: digits(),
+        "fashion-mnist": fashion_mnist,
+        "cifar10": cifar10,
+        "cifar100": cifar100,
+        "tiny-imagenet": tiny_imagenet,
+        "imagenet-sample": imagenet_sample,
+        "sst2": sst2,
+    }
 )
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None) -> Images:
+@overload
+def load(
+    name: Literal["digits", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet"],
+    folder: str | os.PathLike[str] | None = None,
+) -> Images: ...
+@overload
+def load(name: Literal["imagenet-sample"], folder: str | os.PathLike[str] | None = None) -> Split: ...
+@overload
+def load(name: Literal["sst2"], folder: str | os.PathLike[str] | None = None) -> Texts: ...
+@overload
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Any: ...
+
+
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Images | Split | Texts:
     """A data set by name, from ``folder`` or wherever it usually lies."""
     if name not in DATASETS:
         raise DataError(f"there is no data set {name!r}, only {', '.join(DATASETS)}")

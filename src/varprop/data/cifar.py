@@ -1,19 +1,19 @@
-"""CIFAR-10: the official binary version, or lossless sheets of images packed in npz files."""
+"""CIFAR-10 and CIFAR-100: the official binary versions; CIFAR-10 also as lossless sheets of images in npz files."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
-import tarfile
-import zipfile
-import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from varprop.data.archives import content, members
+from varprop.data.decode import decode
+from varprop.data.examples import check_labels
 from varprop.data.images import Images, Split
+from varprop.data.packs import read_pack
 from varprop.data.places import find
 from varprop.errors import DataError
 
@@ -21,80 +21,81 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 PARTS = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 PACKS = (*(f"train_{i}.npz" for i in range(1, 6)), "test.npz")
 ARCHIVE = "cifar-10-binary.tar.gz"
-_RECORD, _SIDE = 3073, 32
+PARTS_100 = ("train.bin", "test.bin")
+NAMES_100 = "fine_label_names.txt"
+ARCHIVE_100 = "cifar-100-binary.tar.gz"
+_SIDE, _ROWS, _COLUMNS = 32, 20, 10
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Records of a byte for each kind of label and 3×32×32 of the image; the last label is the one used."""
+
+    title: str
+    labels: tuple[int, ...]
+
+
+_TEN, _HUNDRED = _Format("CIFAR-10", (10,)), _Format("CIFAR-100", (20, 100))  # coarse, then fine
 
 
 def cifar10(folder: str | os.PathLike[str] | None = None) -> Images:
     """50,000 and 10,000 images of 32×32, in the official order."""
-    remedy = f"get the binary version ({ARCHIVE}; the pickled one is not read)"
-    place = find("cifar10", folder, [PARTS, PACKS, [ARCHIVE]], remedy)
-    if all((place / part).is_file() for part in PARTS):
-        parts = [_records((place / part).read_bytes(), str(place / part)) for part in PARTS]
-    elif (place / ARCHIVE).is_file():
-        parts = _archive(place / ARCHIVE)
+    remedy = f"get the binary version ({ARCHIVE} from cs.toronto.edu/~kriz/cifar.html; the pickled one is not read)"
+    place, files = find("cifar10", folder, [PARTS, [ARCHIVE], PACKS], remedy, also=["cifar-10-batches-bin"])
+    if files == PACKS:
+        parts = [_sheets(place / pack) for pack in PACKS]
     else:
-        parts = [_pack(place / pack) for pack in PACKS]
+        parts = [_records(data, where, _TEN) for data, where in _contents(place, files, PARTS)]
     train = Split(torch.cat([part.images for part in parts[:-1]]), torch.cat([part.labels for part in parts[:-1]]))
     return Images("cifar10", train, parts[-1], CLASSES)
 
 
-def _records(data: bytes, where: str) -> Split:
-    """A label and 3×32×32 bytes each."""
-    if not data or len(data) % _RECORD:
-        raise DataError(f"{where} is not a whole number of CIFAR-10 records ({len(data)} bytes)")
-    records = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, _RECORD)
-    return _checked(Split(records[:, 1:].reshape(-1, 3, _SIDE, _SIDE), records[:, 0].long()), where)
+def cifar100(folder: str | os.PathLike[str] | None = None) -> Images:
+    """50,000 and 10,000 images of 32×32 with their fine labels, in the official order."""
+    remedy = f"get the binary version ({ARCHIVE_100} from cs.toronto.edu/~kriz/cifar.html; the pickled one is not read)"
+    place, files = find("cifar100", folder, [PARTS_100, [ARCHIVE_100]], remedy, also=["cifar-100-binary"])
+    *contents, (names, where) = _contents(place, files, PARTS_100, NAMES_100)
+    train, test = (_records(data, where, _HUNDRED) for data, where in contents)
+    return Images("cifar100", train, test, _names(names, where))
 
 
-def _archive(path: Path) -> list[Split]:
-    found: dict[str, bytes] = {}
-    try:
-        with gzip.open(path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:
-                name = Path(member.name).name
-                file = archive.extractfile(member) if name in PARTS else None
-                if file is not None:
-                    found[name] = file.read()
-            while stream.read(1 << 20):  # the checksum is behind the end of the archive
-                pass
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole archive: {error}") from None
-    missing = [part for part in PARTS if part not in found]
-    if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)}")
-    return [_records(found[part], f"{path}:{part}") for part in PARTS]
+def _contents(place: Path, files: Sequence[str], parts: tuple[str, ...], *optional: str) -> list[tuple[bytes, str]]:
+    """The parts from their own files or out of the archive, each with where it is; b"" for optional ones not there."""
+    if files == parts:
+        paths = [place / part for part in (*parts, *optional)]
+        return [(content(path) if path.is_file() else b"", str(path)) for path in paths]
+    archive = place / files[0]
+    found = members(archive, parts, optional)
+    return [(found.get(part, b""), f"{archive}:{part}") for part in (*parts, *optional)]
 
 
-def _pack(path: Path) -> Split:
+def _records(data: bytes, where: str, form: _Format) -> Split:
+    first = len(form.labels)
+    size = first + 3 * _SIDE * _SIDE
+    if not data or len(data) % size:
+        raise DataError(f"{where} is not a whole number of {form.title} records ({len(data)} bytes)")
+    records = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
+    for column, classes in enumerate(form.labels):
+        check_labels(records[:, column], classes, where, form.title)
+    return Split(records[:, first:].reshape(-1, 3, _SIDE, _SIDE), records[:, first - 1].long())
+
+
+def _names(data: bytes, where: str) -> tuple[str, ...]:
+    """One name a line; numbers where there are no names."""
+    count = _HUNDRED.labels[-1]
+    names = tuple(data.decode("utf-8", errors="replace").split())
+    if names and len(names) != count:
+        raise DataError(f"{where} has {len(names)} names instead of {count}")
+    return names or tuple(str(label) for label in range(count))
+
+
+def _sheets(path: Path) -> Split:
     """Sheets of 20 rows × 10 columns of images, one lossless WebP each."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError("packed images are decoded with Pillow: pip install pillow") from None
-    try:
-        # Opened here, because NumPy leaves a file open that turns out not to be an npz.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as pack:
-            data, ends, labels = pack["sheets"].tobytes(), pack["ends"].tolist(), pack["labels"].astype(np.int64)
-        sheets = [
-            _tiles(np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB")))
-            for start, end in zip([0, *ends[:-1]], ends, strict=True)
-        ]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a whole pack of images: {error}") from None
-    images = np.concatenate(sheets)
-    if not len(images) - len(sheets[-1]) < len(labels) <= len(images):  # only the last sheet may have empty places
+    encoded, labels = read_pack(path, "sheets")
+    sheets = decode(encoded, (_ROWS * _SIDE, _COLUMNS * _SIDE), pack=str(path))
+    tiles = sheets.view(-1, 3, _ROWS, _SIDE, _COLUMNS, _SIDE).permute(0, 2, 4, 1, 3, 5)
+    images = tiles.reshape(-1, 3, _SIDE, _SIDE)
+    if not len(images) - _ROWS * _COLUMNS < len(labels) <= len(images):  # only the last sheet may have empty places
         raise DataError(f"{path} holds {len(labels)} labels, and sheets with places for {len(images)} images")
-    return _checked(Split(torch.from_numpy(images[: len(labels)]), torch.from_numpy(labels)), str(path))
-
-
-def _tiles(sheet: np.ndarray) -> np.ndarray:
-    """The images of a sheet, row by row: [N, 3, 32, 32]."""
-    tiles = sheet.reshape(sheet.shape[0] // _SIDE, _SIDE, sheet.shape[1] // _SIDE, _SIDE, 3)
-    return tiles.transpose(0, 2, 4, 1, 3).reshape(-1, 3, _SIDE, _SIDE)
-
-
-def _checked(split: Split, where: str) -> Split:
-    low, high = int(split.labels.min()), int(split.labels.max())
-    if low < 0 or high >= len(CLASSES):
-        raise DataError(f"{where} has a label {low if low < 0 else high}: this is not CIFAR-10")
-    return split
+    check_labels(labels, len(CLASSES), str(path), _TEN.title)
+    return Split(images[: len(labels)], labels)

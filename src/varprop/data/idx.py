@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import os
 import struct
-import zlib
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from varprop.data.archives import gunzip
+from varprop.data.examples import check_labels
 from varprop.data.images import Images, Split
 from varprop.data.places import find
 from varprop.errors import DataError
@@ -34,7 +34,7 @@ GARMENTS = (
 def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> Images:
     """60,000 and 10,000 images of 28×28."""
     remedy = "get the four files *-ubyte.gz (Debian: the package dataset-fashion-mnist)"
-    place = find("fashion-mnist", folder, [FILES], remedy)
+    place, _ = find("fashion-mnist", folder, [FILES], remedy)
     train, test = (_split(place / images, place / labels) for images, labels in (FILES[:2], FILES[2:]))
     return Images("fashion-mnist", train, test, GARMENTS)
 
@@ -45,17 +45,13 @@ def _split(image_file: Path, label_file: Path) -> Split:
         raise DataError(f"{image_file} holds {images.ndim}-dimensional values, not images")
     if labels.shape != images.shape[:1]:
         raise DataError(f"{label_file} holds {list(labels.shape)} labels for the {len(images)} images beside it")
-    if int(labels.max()) >= len(GARMENTS):
-        raise DataError(f"{label_file} has a label {int(labels.max())}: this is not Fashion-MNIST")
+    check_labels(labels, len(GARMENTS), str(label_file), "Fashion-MNIST")
     return Split(images.unsqueeze(1), labels.long())
 
 
 def read_idx(path: Path) -> Tensor:
     """The bytes of one file: 0, 0, 8 (unsigned bytes), the number of dimensions, the sizes, the values."""
-    try:
-        data = gzip.decompress(path.read_bytes())
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file: {error}") from None
+    data = gunzip(path)
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
         raise DataError(f"{path} is not an IDX file of bytes")
     start = 4 + 4 * data[3]

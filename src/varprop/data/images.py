@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from varprop.data.examples import hold_out
 from varprop.errors import DataError
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images [N, channels, h, w] as bytes, and class indices [N]."""
+    """Images [N, channels, h, w] as bytes, and class indices [N], in memory."""
 
     images: Tensor
     labels: Tensor
@@ -24,8 +26,14 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: Tensor | slice) -> Split:
-        return Split(self.images[rows], self.labels[rows])
+    def take(self, rows: Tensor | slice) -> Self:
+        return type(self)(self.images[rows], self.labels[rows])
+
+    def read(self, rows: Tensor | slice) -> Tensor:
+        return self.images[rows]
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(self.images.to(device), self.labels.to(device))
 
     def inputs(self) -> Tensor:
         """What a network sees: floats from −1 to 1."""
@@ -43,7 +51,4 @@ class Images:
 
     def hold_out(self, count: int, seed: int = 0) -> tuple[Split, Split]:
         """The training images without ``count`` random ones, and those: the same ones for the same seed."""
-        if not 0 < count < len(self.train):
-            raise DataError(f"{count} of {len(self.train)} images cannot be held out")
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
-        return self.train.take(order[count:]), self.train.take(order[:count])
+        return hold_out(self.train, count, seed)
