@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,16 @@ def evaluate(
     predictor: Predictor, batches: Any, *, held_out: Evaluation | None = None, progress: bool = True
 ) -> Evaluation:
     """Run ``predictor`` over ``batches`` and compute every metric. Thresholds are chosen on ``held_out`` data only."""
+    return evaluate_answers(answers(predictor, batches), held_out=held_out, progress=progress)
+
+
+def evaluate_answers(
+    pairs: Iterable[tuple[Any, Tensor]], *, held_out: Evaluation | None = None, progress: bool = True
+) -> Evaluation:
+    """The same for predictions that are there already, each with its targets."""
     parts: dict[str, list[Tensor]] = {}
     with tqdm(desc="evaluate", unit=" examples", disable=not progress, leave=False) as bar:
-        for prediction, target in answers(predictor, batches):
+        for prediction, target in pairs:
             if not isinstance(prediction, Prediction):
                 raise InputError("evaluate() is for classes: for regression, compare intervals and targets yourself")
             for name, value in _of_each(prediction, target).items():

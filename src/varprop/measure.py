@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from varprop.evaluate import evaluate
+import torch
+
+from varprop.evaluate import Evaluation, evaluate
 from varprop.predict.predictors import Predictor, Propagated
 from varprop.report import Row
 
@@ -15,33 +20,49 @@ PER_EXAMPLE = ("confidence", "correctness", "label", "target")
 
 
 def measure(
-    predictor: Predictor,
-    held_out: Any,
-    test: Any,
-    *,
-    row: str,
-    method: str,
-    seed: int,
-    config: Mapping[str, Any],
-    progress: bool = True,
+    predictor: Predictor, held_out: Any, test: Any, *, progress: bool = True, **entries: Any
 ) -> tuple[Row, dict[str, Any]]:
-    """The row, and the scores of each example that belong to it: ``Results(folder).add(*measure(…))``."""
+    """The row, and the scores of each example that belong to it: ``Results(folder).add(*measure(…))``.
+
+    ``entries`` are what a row has beside its numbers: ``row``, ``method``, ``seed``, ``config``.
+    """
     before = evaluate(predictor, held_out, progress=False)
     after = evaluate(predictor, test, held_out=before, progress=progress)
+    scales = predictor.net.scales if isinstance(predictor, Propagated) else None
+    return record(before, after, scales=scales, **entries)
+
+
+def record(
+    before: Evaluation, after: Evaluation, *, scales: Mapping[str, float] | None = None, **entries: Any
+) -> tuple[Row, dict[str, Any]]:
+    """The same for what was evaluated already, on held-out and on test data."""
     found = Row(
-        row=row,
-        method=method,
-        seed=seed,
         examples=len(after),
         metrics=after.metrics,
-        scales=predictor.net.scales if isinstance(predictor, Propagated) else None,
-        config=config,
-        versions={name: _version(name) for name in ("torch", "varprop")},
+        scales=scales,
+        versions={name: _version(name) for name in ("torch", "varprop")} | _device(),
+        revision=revision(),
         time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **entries,
     )
     scores = {name: getattr(after, name).numpy() for name in PER_EXAMPLE}
     scores |= {f"held_out_{name}": getattr(before, name).numpy() for name in ("confidence", "correctness")}
     return found, scores
+
+
+@functools.cache
+def revision() -> str:
+    """Of the library's source: a hash of what was really run, which a commit with changes on top of it is not."""
+    folder = Path(__file__).parent
+    files = sorted(folder.rglob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def _device() -> dict[str, str]:
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
 def _version(package: str) -> str:

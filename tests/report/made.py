@@ -5,6 +5,7 @@ import torch
 
 from varprop import metrics
 from varprop.report import Results, Row
+from varprop.report.curves import percentiles
 
 # method: sharpness of the ranking, overconfidence, time in passes of one Monte Carlo sample
 METHODS = {
@@ -17,6 +18,20 @@ METHODS = {
     "Streamlining": (1.0, 1.1, 1.6),
     "CVP": (1.3, 1.0, 1.8),
 }
+# All methods of the paper's tables and its ablation, and all sizes of Monte Carlo.
+EVERY = METHODS | {
+    f"MC-{size}": (0.6 + 0.11 * size.bit_length(), 1.4 - 0.05 * size.bit_length(), float(size))
+    for size in (1, 2, 4, 8, 16, 32, 64)
+}
+EVERY |= {
+    "CVP - norm": (1.1, 1.05, 1.75),
+    "CVP - activation": (1.2, 1.1, 1.7),
+    "CVP, output only": (0.95, 1.05, 1.8),
+    "CVP, none": (0.95, 1.3, 1.8),
+    "Streamlining + per layer": (1.05, 1.1, 1.6),
+    "Streamlining, none": (1.0, 1.5, 1.6),
+}
+BLOCKS = [f"blocks.{i}.{name}" for i in range(4) for name in ("norm1", "norm2", "mlp.1")] + ["norm", "(output)"]
 MODULES = [
     f"blocks.{i}.{name}"
     for i in range(3)
@@ -31,7 +46,7 @@ def scores(experiment, seed, method, examples, held_out):
 
     All methods see the same examples, equally hard in one seed. Confidences come in steps of 0.001: some are equal.
     """
-    sharpness, overconfidence, _ = METHODS.get(method, (1.0, 1.0, 1.0))
+    sharpness, overconfidence, _ = EVERY.get(method, (1.0, 1.0, 1.0))
     shared = np.random.default_rng([experiment, seed])
     noise = np.random.default_rng([experiment, seed, *method.encode()])
     shift = shared.normal(0, 0.3) - experiment
@@ -87,15 +102,31 @@ def images(rng, examples):
     return (255 * np.exp(-((y - at[:, 0]) ** 2 + (x - at[:, 1]) ** 2) / width**2)).astype(np.uint8)
 
 
-def make(folder, experiments=("digits",), methods=METHODS, seeds=5, examples=400, held_out=300, thumbnails=200):
-    """Fill a folder and return its Results."""
+def scales_of(method, rng, paths):
+    if method in ("CVP", "Streamlining + per layer"):
+        return {path: float(np.exp(rng.normal(0, 0.5))) for path in paths}
+    return None
+
+
+def make(
+    folder,
+    experiments=("digits",),
+    methods=METHODS,
+    seeds=5,
+    examples=400,
+    held_out=300,
+    thumbnails=200,
+    config=None,
+    paths=MODULES,
+):
+    """Fill a folder and return its Results. ``config`` says more about an experiment: its title, the paper's row."""
     results = Results(folder)
     for number, experiment in enumerate(experiments):
         for seed in range(seeds):
             for method in methods:
                 rng = np.random.default_rng([number, seed, *method.encode()])
                 arrays = scores(number, seed, method, examples, held_out)
-                sample = METHODS.get(method, (1.0, 1.0, 1.0))[2]
+                sample = EVERY.get(method, (1.0, 1.0, 1.0))[2]
                 propagated = method in ("CVP", "Streamlining")
                 time = sample * rng.uniform(0.97, 1.03)
                 results.add(
@@ -106,11 +137,10 @@ def make(folder, experiments=("digits",), methods=METHODS, seeds=5, examples=400
                         examples=examples,
                         metrics=measured(arrays),
                         cost={"plain": time / 0.7, "sample": time},
-                        scales={path: float(np.exp(rng.normal(0, 0.5))) for path in MODULES}
-                        if method == "CVP"
-                        else None,
+                        curve=percentiles(arrays["confidence"], arrays["correctness"]),
+                        scales=scales_of(method, rng, paths),
                         fidelity=fidelity(rng, 0.9 if method == "CVP" else 0.3) if propagated else None,
-                        config={"epochs": 20, "model": "vit-tiny"},
+                        config={"epochs": 20, "model": "vit-tiny"} | (config or {}).get(experiment, {}),
                         versions={"torch": "2.13.0", "varprop": "0.1.0"},
                         revision="0123abc",
                         time="2026-11-15T09:00:00+00:00",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from varprop import metrics
-from varprop.report.curves import reliability, risk_coverage, staircase
+from varprop.report.curves import percentiles, reliability, risk_coverage, risks_of, staircase
 
 
 def random_scores(seed, size=120, soft=False):
@@ -22,13 +22,26 @@ def random_scores(seed, size=120, soft=False):
 
 def test_the_curve_averages_ties_and_seeds_as_aurc_does():
     scores = [random_scores(seed) for seed in range(3)]
-    curve = risk_coverage(scores, points=120)
+    curve = risk_coverage([risks_of(each, points=120) for each in scores])
     areas = [float(metrics.aurc(*(torch.from_numpy(s[k]) for k in ("confidence", "correctness")))) for s in scores]
     assert curve.risk.mean() == pytest.approx(np.mean(areas), abs=1e-12)
     ends = np.array([1 - s["correctness"].mean() for s in scores])
     assert curve.risk[-1] == pytest.approx(ends.mean())
     assert curve.sem[-1] == pytest.approx(ends.std(ddof=1) / np.sqrt(3))
-    assert np.isnan(risk_coverage(scores[:1]).sem).all()
+    assert np.isnan(risk_coverage([risks_of(scores[0])]).sem).all()
+
+
+def test_what_a_row_keeps_is_the_curve_at_each_percent():
+    scores = random_scores(5, size=300)
+    kept = percentiles(torch.from_numpy(scores["confidence"]), torch.from_numpy(scores["correctness"]))
+    assert len(kept) == 100
+    np.testing.assert_allclose(kept, risks_of(scores), atol=1e-6)
+    assert kept[-1] == pytest.approx(1 - scores["correctness"].mean(), abs=1e-6)
+    # With 300 examples in 20 groups of ties, the mean over all sizes is the AURC; over percents it is near it.
+    area = float(metrics.aurc(*(torch.from_numpy(scores[k]) for k in ("confidence", "correctness"))))
+    assert risks_of(scores, 300).mean() == pytest.approx(area, abs=1e-12)
+    assert np.mean(kept) == pytest.approx(area, rel=0.05)
+    assert percentiles([0.5, 0.5], [1.0, 0.0]) == (0.5,) * 100
 
 
 @pytest.mark.parametrize("soft", [False, True])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from varprop.errors import ResultsError
-from varprop.report import Row, Summary, figures, layers, write_report
+from varprop.report import Row, Summary, layers, pareto, write_report
 from varprop.report.columns import COLUMNS
 from varprop.report.labels import overlap, place
 from varprop.report.results import Results
@@ -27,7 +27,7 @@ def test_every_figure_is_saved_in_three_kinds(report):
     metrics = [c.key.replace("@", "") for c in COLUMNS if not c.key.startswith("cost.")]
     names = [f"pareto-{key}" for key in metrics]
     names += ["risk-coverage", "reliability", "scales", "fidelity-variance-ratio", "fidelity-mean-error"]
-    assert found == {f"digits-{name}{kind}" for name in names for kind in KINDS}
+    assert found == {f"{name}{kind}" for name in ["teaser", *(f"digits-{name}" for name in names)] for kind in KINDS}
     for path in (report.parent / "figures").iterdir():
         content = path.read_bytes()
         assert content.startswith(KINDS[path.suffix])
@@ -46,7 +46,7 @@ def test_the_data_of_a_pareto_plot_are_the_summary(report, made):
         expected = summary.estimate("digits", line["method"], AURC)
         assert float(line["aurc"]) == expected.mean
         assert float(line["aurc_sem"]) == expected.sem
-        assert float(line["relative_time"]) == summary.estimate("digits", line["method"], figures.TIME).mean
+        assert float(line["relative_time"]) == summary.estimate("digits", line["method"], pareto.TIME).mean
 
 
 def test_the_data_of_the_layer_figures(report, made):
@@ -143,6 +143,8 @@ def test_methods_keep_their_colours_and_are_told_apart():
     found = styles(methods)
     looks = {(style.role, style.marker, str(style.dashes)) for style in found.values()}
     assert len(looks) == len(methods)
+    shown = styles([f"MC-{2**i}" for i in range(7)])
+    assert len({shown[m] for m in ("MC-2", "MC-4", "MC-64")}) == 3
     assert found["CVP"] == styles(["CVP"])["CVP"]
     assert found["MC-64"].role == styles(["MC-64"])["MC-64"].role == "mc4"
     assert [samples_of(m) for m in ("MC-8", "MC 8", "mc8", "CVP", "MC")] == [8, 8, 8, None, None]
@@ -152,7 +154,7 @@ def test_rows_without_numbers_give_no_figures():
     rows = [Row("d", m, 0, 4, {"accuracy": 0.5, "nll": math.inf}) for m in ("mean", "CVP")]
     summary = Summary(rows)
     look = styles(summary.methods)
-    assert figures.pareto(summary, "d", AURC, look) is None  # no cost, no AURC
+    assert pareto.pareto(summary, "d", AURC, look) is None  # no cost, no AURC
     assert layers.scales(rows, look) is None
     assert layers.fidelity(rows, look) == []
 

@@ -132,7 +132,7 @@ def test_a_single_row_without_scores_gives_a_report(tmp_path):
     assert Page(text).open == []
     assert "one seed" in text
     assert '<section id="operating-point"' not in text
-    assert (tmp_path / "deep" / "tables" / "digits.md").is_file()
+    assert (tmp_path / "deep" / "tables" / "all-digits.md").is_file()
 
 
 def test_several_experiments_are_averaged(tmp_path):
@@ -140,13 +140,8 @@ def test_several_experiments_are_averaged(tmp_path):
     out = write_report(tmp_path, tmp_path / "out")
     text = out.read_text()
     assert "<h3>Average</h3>" in text
-    assert {path.name for path in (out.parent / "tables").glob("*.csv")} == {
-        "average.csv",
-        "digits.csv",
-        "digits-differences.csv",
-        "clothes.csv",
-        "clothes-differences.csv",
-    }
+    names = {"main", "extended", "all-digits", "all-clothes", "differences", "verdicts"}
+    assert {path.name for path in (out.parent / "tables").glob("*.csv")} == {f"{name}.csv" for name in names}
     found = data_of(text)["experiments"]
     assert [experiment["name"] for experiment in found] == ["digits", "clothes"]
     assert all(experiment["sheet"]["count"] == 4 for experiment in found)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from varprop.report import Row, Summary, tables
 from varprop.report.columns import COLUMNS
-from varprop.report.html import clear
 from varprop.report.summary import Estimate, average, best, estimate, pareto_front
+from varprop.report.verdicts import judge
 
 ACCURACY, AURC = (next(c for c in COLUMNS if c.key == key) for key in ("accuracy", "aurc"))
 
@@ -133,11 +133,13 @@ def test_differences_say_who_is_better():
     summary, _ = made_tables()
     table = tables.differences(summary, "d", "CVP")
     assert [(name, cells[0].text) for name, cells in table.lines] == [("mean", "+25.00 ± 5.00")]
-    assert clear(25, 5, ACCURACY) == "better"
-    assert clear(-25, 5, ACCURACY) == "worse"
-    assert clear(-25, 5, AURC) == "better"
-    assert clear(10, 5, ACCURACY) is None
-    assert clear(25, math.nan, ACCURACY) is None
+    assert judge(Estimate(25, 5, 3), ACCURACY) == "better"
+    assert judge(Estimate(-25, 5, 3), ACCURACY) == "worse"
+    assert judge(Estimate(-25, 5, 3), AURC) == "better"
+    assert judge(Estimate(10, 5, 3), ACCURACY) == "better"
+    assert judge(Estimate(10, 5, 3), ACCURACY, errors=2) == "no difference"
+    assert judge(Estimate(25, math.nan, 1), ACCURACY) == "one seed: not known"
+    assert judge(Estimate(math.nan, math.nan, 0), ACCURACY) == "–"
 
 
 def test_csv_tables_have_all_digits(made):

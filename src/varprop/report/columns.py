@@ -60,3 +60,13 @@ COLUMNS = (
     Column("cost.sample", "Time", 1, 2, False, "MC samples"),
     Column("cost.plain", "Time", 1, 2, False, "plain passes"),
 )
+
+_NAMED = {column.key: column for column in COLUMNS}
+MAIN = tuple(_NAMED[key] for key in ("accuracy", "aurc", "c@0.5", "c@1", "nll", "ece", "brier", "cost.sample"))
+"""The paper's main table."""
+EXTENDED = tuple(
+    _NAMED[key] for key in ("c@2", "c@5", "phi@10", "phi@50", "phi@100", "ace", "cost.sample", "cost.plain")
+)
+"""The paper's table of further metrics."""
+JUDGED = tuple(_NAMED[key] for key in ("aurc", "nll", "brier", "accuracy"))
+"""What a verdict is given on."""

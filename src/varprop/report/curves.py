@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from varprop.metrics import risk_coverage_curve
-from varprop.report.results import Scores
+from varprop.report.files import Scores
+from varprop.report.rows import POINTS
 
 BINS = 15
 
@@ -23,21 +25,29 @@ class Curve:
     sem: np.ndarray
 
 
-def risk_coverage(scores: Sequence[Scores], points: int = 200) -> Curve:
-    """Mean risk of the most confident fraction, on one grid for all seeds.
+def risk_coverage(risks: Sequence[np.ndarray]) -> Curve:
+    """The mean over seeds of their risks, each as ``risks_of`` gives it."""
+    found = np.stack(risks)
+    points = found.shape[1]
+    spread = found.std(0, ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.full(points, np.nan)
+    return Curve(np.arange(1, points + 1) / points, found.mean(0), spread)
+
+
+def risks_of(scores: Scores, points: int = POINTS) -> np.ndarray:
+    """Risk of the most confident k/points of the examples, k = 1 … points.
 
     Summed errors grow in straight lines within a group of equal confidences: the average over all their orders.
     """
-    grid = np.arange(1, points + 1) / points
-    risks = np.stack([_risk_on(grid, each) for each in scores])
-    spread = risks.std(0, ddof=1) / np.sqrt(len(risks)) if len(risks) > 1 else np.full(points, np.nan)
-    return Curve(grid, risks.mean(0), spread)
-
-
-def _risk_on(grid: np.ndarray, scores: Scores) -> np.ndarray:
     coverage, risk, _ = curve(scores["confidence"], scores["correctness"])
+    grid = np.arange(1, points + 1) / points
     errors = np.interp(grid, np.append(0, coverage), np.append(0, coverage * risk))
     return errors / grid
+
+
+def percentiles(confidence: Any, correctness: Any) -> tuple[float, ...]:
+    """What a row keeps of its risk-coverage curve: the risk of the most confident 1, 2, … 100 %, to six digits."""
+    scores = {"confidence": np.asarray(confidence), "correctness": np.asarray(correctness)}
+    return tuple(round(float(risk), 6) for risk in risks_of(scores).clip(0, 1))
 
 
 def curve(confidence: np.ndarray, correctness: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

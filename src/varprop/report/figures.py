@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from varprop.report.columns import COLUMNS, Column
 from varprop.report.curves import Curve, Reliability
-from varprop.report.labels import Box, place
-from varprop.report.style import BETTER, FAINT, INK, MUTED, SURFACE, Style, figure, matplotlib, samples_of
-from varprop.report.summary import Summary, pareto_front
+from varprop.report.style import FAINT, MUTED, SURFACE, Style, figure, matplotlib
 
 Cells = tuple[tuple[Any, ...], ...]
-TIME = next(column for column in COLUMNS if column.key == "cost.sample")
 
 
 @dataclass(frozen=True)
@@ -32,83 +27,6 @@ class Drawing:
     """Alternative text and figure."""
     header: tuple[str, ...]
     cells: Cells
-
-
-def pareto(summary: Summary, experiment: str, column: Column, styles: dict[str, Style]) -> Drawing | None:
-    """Relative time on x, a metric on y; green is where a method would improve on the mean network and Monte Carlo."""
-    methods = [m for m in summary.methods_in(experiment) if _known(summary, experiment, m, column)]
-    if len(methods) < 2:
-        return None
-    costs = [summary.estimate(experiment, method, TIME) for method in methods]
-    values = [summary.estimate(experiment, method, column) for method in methods]
-    points = [(cost.mean, value.mean) for cost, value in zip(costs, values, strict=True)]
-    fig = figure(3.9, 3.1)
-    axes = fig.subplots()
-    boxes = _points(axes, [styles[m] for m in methods], points, [_zero(v.sem) for v in values])
-    base = [p for p, m in zip(points, methods, strict=True) if m == "mean" or samples_of(m)] or points
-    front = [base[i] for i in pareto_front(base, column.higher)]
-    _shade(axes, front, column.higher)
-    axes.set_xlabel("Relative time (1 = one MC sample), lower is better")
-    axes.set_ylabel(column.label)
-    place(axes, methods, points, lambda: boxes() + _stairs(axes, front), fontsize=8, color=INK)
-    alt = f"{column.label} against relative time on {experiment}: " + "; ".join(
-        f"{m} {column.show(v.mean)} at {c.mean:.2g}" for m, v, c in zip(methods, values, costs, strict=True)
-    )
-    cells = tuple((m, c.mean, c.sem, v.mean, v.sem, v.count) for m, c, v in zip(methods, costs, values, strict=True))
-    header = ("method", "relative_time", "relative_time_sem", column.key, f"{column.key}_sem", "seeds")
-    name = f"pareto-{column.key.replace('@', '')}"
-    return Drawing(name, f"{column.title} and time", alt, fig, ((alt, fig),), header, cells)
-
-
-def _known(summary: Summary, experiment: str, method: str, column: Column) -> bool:
-    return all(math.isfinite(summary.estimate(experiment, method, c).mean) for c in (column, TIME))
-
-
-def _zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
-
-
-def _points(axes: Any, styles: Sequence[Style], points: Sequence[tuple[float, float]], sems: Sequence[float]) -> Any:
-    """Markers with error bars; returns a function that gives their boxes, once the axes have their final limits."""
-    for style, (x, y), sem in zip(styles, points, sems, strict=True):
-        look = {"markersize": 7.5 if style.role == "cvp" else 6.5, "mec": SURFACE, "mew": 0.8}
-        axes.errorbar(x, y, sem, fmt=style.marker, color=style.colour, elinewidth=1.1, zorder=3, **look)
-    log_axis(axes.xaxis, [x for x, _ in points])
-    axes.margins(y=0.16)
-    spread = [max(sem, 1e-12) for sem in sems]
-
-    def boxes() -> list[Box]:
-        scale = 72 / axes.figure.dpi
-        found = []
-        for (x, y), sem in zip(points, spread, strict=True):
-            centre, top = axes.transData.transform([(x, y), (x, y + sem)]) * scale
-            bar = abs(top[1] - centre[1])
-            found.append((centre[0] - 1, centre[1] - bar, centre[0] + 1, centre[1] + bar))
-            found.append((centre[0] - 5, centre[1] - 5, centre[0] + 5, centre[1] + 5))
-        return found
-
-    return boxes
-
-
-def _shade(axes: Any, front: Sequence[tuple[float, float]], higher: bool) -> None:
-    """The staircase through the front, and all that lies beyond it."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    worst, ideal = (low, high) if higher else (high, low)
-    xs = [left, *(x for x, _ in front), right]
-    ys = [worst, *(y for _, y in front)]
-    ys.append(ys[-1])
-    axes.fill_between(xs, ys, ideal, step="post", color=BETTER, alpha=0.13, lw=0, zorder=0)
-    axes.step(xs[1:], ys[1:], where="post", color=BETTER, lw=1, alpha=0.7, zorder=1)
-    axes.set_xlim(left, right)
-    axes.set_ylim(low, high)
-
-
-def _stairs(axes: Any, front: Sequence[tuple[float, float]]) -> list[Box]:
-    """The line along the front, as thin boxes that labels should not cover."""
-    corners = [*front, (axes.get_xlim()[1], front[-1][1])]
-    at = [tuple(72 / axes.figure.dpi * c for c in axes.transData.transform(corner)) for corner in corners]
-    flat = [(a[0], a[1] - 1, b[0], a[1] + 1) for a, b in pairwise(at)]
-    return flat + [(b[0] - 1, min(a[1], b[1]), b[0] + 1, max(a[1], b[1])) for a, b in pairwise(at)]
 
 
 def log_axis(axis: Any, values: Sequence[float]) -> None:

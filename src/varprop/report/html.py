@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from varprop.report import tables
-from varprop.report.columns import Column
+from varprop.report import elements, lineup, tables, verdicts
 from varprop.report.figures import Drawing
+from varprop.report.formats import Words
 from varprop.report.rows import Row
 from varprop.report.style import PALETTE, Style
 from varprop.report.summary import Summary
-from varprop.report.svg import svg
 
 Drawings = dict[str, list[Drawing]]
 """The figures of each experiment."""
@@ -25,19 +23,25 @@ _MAIN = ("aurc", "accuracy", "c1", "nll", "ece", "brier")  # the paper's main me
 
 
 def page(
-    summary: Summary, drawings: Drawings, panel: dict[str, Any], styles: dict[str, Style], problems: Sequence[str]
+    summary: Summary,
+    drawings: Drawings,
+    panel: dict[str, Any],
+    styles: dict[str, Style],
+    problems: Sequence[str],
+    opening: Drawing | None = None,
 ) -> str:
-    """The whole file."""
+    """The whole file. ``opening`` is the figure above all tables."""
     read = files("varprop.report").joinpath("page")
     operating = [("operating-point", "Operating point", read.joinpath("panel.html").read_text("utf-8"))]
     sections = [
-        ("results", "Results", _section("results", "Results", _results(summary, styles))),
+        ("results", "Results", _section("results", "Results", _opening(opening) + _results(summary, styles))),
+        *_verdicts(summary, styles),
         *(operating if panel["experiments"] else []),
-        *_figure_sections(drawings),
+        *_figure_sections(summary, drawings),
         ("runs", "What was run", _section("runs", "What was run", _facts(summary))),
     ]
     return Template(read.joinpath("template.html").read_text("utf-8")).substitute(
-        title=escape(f"Results on {_listed(summary.experiments)}"),
+        title=escape(f"Results on {_listed([*map(summary.title, summary.experiments)])}"),
         palette=_palette(),
         style=read.joinpath("style.css").read_text("utf-8"),
         lead=_lead(summary),
@@ -58,6 +62,12 @@ def _palette() -> str:
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
 
 
+def _opening(drawing: Drawing | None) -> str:
+    if drawing is None or len(drawing.panels) < 2:
+        return ""  # of one experiment it is the first of the plots below
+    return f'<p class="note">{_PARETO}</p>' + elements.grid("figures", "all", [drawing])
+
+
 def _section(name: str, title: str, body: str) -> str:
     return f'<section id="{name}">\n<h2>{escape(title)}</h2>\n{body}\n</section>'
 
@@ -67,11 +77,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _lead(summary: Summary) -> str:
+    shown = lineup.main(summary.methods)
+    more = len(summary.methods) - len(shown)
     most = max(len(summary.seeds(e)) for e in summary.experiments)
     seeds = f"{most} seeds each" if most > 1 else "one seed: there are no standard errors"
     return (
         f'<p class="lead">How well {len(summary.methods)} methods know when they are wrong, and what that costs: '
-        f"{escape(_listed(summary.methods))}; {seeds}.</p>"
+        f"{escape(_listed(shown))}{f' and {more} variants of these' if more else ''}; {seeds}.</p>"
         '<p class="note">A method gives each test example an answer and a confidence. Accuracy says how often the '
         "answer is right; AURC, C@R and Φ how well confidence tells right from wrong answers; ECE, ACE, Brier and NLL "
         "whether the probabilities mean what they say. Time is relative to one pass.</p>"
@@ -79,74 +91,81 @@ def _lead(summary: Summary) -> str:
 
 
 def _results(summary: Summary, styles: dict[str, Style]) -> str:
+    """The main table of each experiment and of their average; what else there is can be opened below it."""
+    stacks = tables.stacked(summary)
     parts = []
     for experiment in summary.experiments:
         if len(summary.experiments) > 1:
-            parts.append(f"<h3>{escape(experiment)}</h3>")
-        found = tables.results(summary, experiment)
-        seeds = len(summary.seeds(experiment))
-        caption = f"{found.title}. Best in bold." if seeds > 1 else f"{experiment}: one seed. Best in bold."
-        parts.append(_table(found, caption, styles))
-        methods = summary.methods_in(experiment)
-        if len(methods) > 1:
-            to = tables.reference(methods)
-            compared = tables.differences(summary, experiment, to)
-            caption = f"{to} minus each method"
-            if seeds > 1:
-                caption += ", paired by seed, ± standard error. Coloured where the difference is more than twice its "
-                caption += f"standard error: green where it favours {to}, red where not"
-            table = _table(compared, f"{caption}.", styles, differences=True)
-            parts.append(f"<details open><summary>Paired differences to {escape(to)}</summary>{table}</details>")
-    average = tables.macro(summary)
-    if len(summary.experiments) > 1 and average.lines:
-        caption = "Mean over experiments; standard errors combined as if these were independent."
-        parts.append(f"<h3>Average</h3>{_table(average, caption, styles)}")
+            parts.append(f"<h3>{escape(summary.title(experiment))}</h3>")
+        for name, caption in _KINDS.items():
+            parts += [_kind(caption, t, styles) for t in _named(stacks, name, experiment)]
+        parts += _differences(summary, experiment, styles)
+    averages = {name: _named(stacks, name, "average") for name in _KINDS}
+    if any(averages.values()):
+        parts.append("<h3>Average</h3>")
+    for name, caption in _KINDS.items():
+        for found in averages[name]:
+            ours = found.compared and name != "ablation" and len(averages[name]) > 1
+            parts.append(_kind(f"{caption}, of the paper's rows" if caption and ours else caption, found, styles))
     return "\n".join(parts)
 
 
-def _table(table: tables.Table, caption: str, styles: dict[str, Style], *, differences: bool = False) -> str:
-    heads = "".join(
-        f'<th scope="col" class="number">{escape(c.title)} <span aria-hidden="true">{c.arrow}</span>'
-        f'<span class="hidden">, {"higher" if c.higher else "lower"} is better</span>'
-        f"<small>{escape(c.unit) or '&nbsp;'}</small></th>"
-        for c in table.columns
-    )
-    lines = "".join(
-        f'<tr><th scope="row" style="--series:var(--{styles[name].role})">{escape(name)}</th>'
-        f"{''.join(_cell(cell, differences) for cell in cells)}</tr>"
-        for name, cells in table.lines
-    )
-    return (
-        f'<p class="note">{escape(caption)}</p><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{escape(table.title)}"><table class="results">'
-        f'<caption class="hidden">{escape(caption)}</caption><thead><tr><th scope="col">Method</th>{heads}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>"
-    )
+_KINDS = {"main": "", "extended": "More metrics", "sampling": "All sample sizes", "ablation": "Ablation"}
 
 
-def _cell(cell: tables.Cell, differences: bool) -> str:
-    error = f"<small>± {cell.sem}</small>" if cell.sem else ""
-    if not differences:
-        mean = f"<b>{cell.mean}</b>" if cell.best else cell.mean
-        return f'<td class="number">{mean}{error}</td>'
-    verdict = clear(cell.estimate.mean, cell.estimate.sem, cell.column)
-    if verdict is None:
-        return f'<td class="number">{cell.mean}{error}</td>'
-    return f'<td class="number {verdict}">{cell.mean}<span class="hidden"> {verdict}</span>{error}</td>'
+def _named(stacks: dict[str, tables.Stack], name: str, experiment: str) -> list[tables.Table]:
+    stack = stacks.get(name)
+    return [t for t in stack.tables if t.name == experiment and isinstance(t, tables.Table)] if stack else []
 
 
-def clear(mean: float, sem: float, column: Column) -> str | None:
-    """Say "better" or "worse" if a difference is more than twice its standard error."""
-    if math.isnan(mean) or math.isnan(sem) or abs(mean) <= 2 * sem:
-        return None
-    return "better" if (mean > 0) == column.higher else "worse"
+def _kind(caption: str, found: tables.Table, styles: dict[str, Style]) -> str:
+    made = elements.table(found, f"{found.title[:1].upper()}{found.title[1:]}. Best in bold.", styles)
+    return elements.folded(caption, made) if caption else made
 
 
-def _figure_sections(drawings: Drawings) -> list[tuple[str, str, str]]:
+def _differences(summary: Summary, experiment: str, styles: dict[str, Style]) -> list[str]:
+    methods = summary.methods_in(experiment)
+    if len(methods) < 2:
+        return []
+    to = tables.reference(methods)
+    found = tables.differences(summary, experiment, to)
+    caption = f"{to} minus each method"
+    if len(summary.seeds(experiment)) > 1:
+        caption += ", paired by seed, ± standard error. Coloured where the difference is more than twice its "
+        caption += f"standard error: green where it favours {to}, red where not"
+    made = elements.table(found, f"{caption}.", styles, differences=True)
+    return [elements.folded(f"Paired differences to {to}", made)]
+
+
+def _verdicts(summary: Summary, styles: dict[str, Style]) -> list[tuple[str, str, str]]:
+    """In words: the average is open, single experiments are folded where there are several."""
+    parts = [
+        (
+            "One against all",
+            "Better or worse by more than one standard error of the differences over seeds.",
+            verdicts.verdicts(summary),
+        ),
+        (
+            "Order of the ablation",
+            "By AURC, beside the order in the paper's average of six benchmarks.",
+            verdicts.order(summary),
+        ),
+    ]
+    made = []
+    for title, note, stack in parts:
+        made += [f"<h3>{title}</h3>"] if stack.tables else []
+        for found in stack.tables:
+            if isinstance(found, Words):
+                opened = found is stack.tables[-1]
+                made.append(elements.folded(found.title, elements.words(found, note, styles), opened=opened))
+    return [("verdicts", "Verdicts", _section("verdicts", "Verdicts", "\n".join(made)))] if made else []
+
+
+def _figure_sections(summary: Summary, drawings: Drawings) -> list[tuple[str, str, str]]:
     groups = (
         ("pareto", "Reliability and time", _PARETO, ("pareto-",)),
         ("selective", "Risk, coverage and calibration", _SELECTIVE, ("risk-coverage", "reliability")),
-        ("layers", "Inside the network", _LAYERS, ("scales", "fidelity-")),
+        ("layers", "Inside the network", _LAYERS, ("blocks", "scales", "norms", "fidelity-")),
     )
     found = []
     for name, title, note, prefixes in groups:
@@ -154,8 +173,11 @@ def _figure_sections(drawings: Drawings) -> list[tuple[str, str, str]]:
         for experiment, figures in drawings.items():
             chosen = [d for d in figures if d.name.startswith(prefixes)]
             if chosen:
-                heading = f"<h3>{escape(experiment)}</h3>" if len(drawings) > 1 else ""
-                parts.append(heading + _group(name, experiment, chosen))
+                group = _group(name, experiment, chosen)
+                first = experiment == summary.experiments[0]
+                several = len(drawings) > 1
+                called = summary.title(experiment) if experiment in summary.experiments else chosen[0].title
+                parts.append(elements.folded(called, group, opened=first) if several else group)
         if parts:
             found.append((name, title, _section(name, title, f'<p class="note">{note}</p>' + "\n".join(parts))))
     return found
@@ -171,8 +193,9 @@ _SELECTIVE = (
     "how many examples lie in each bin."
 )
 _LAYERS = (
-    "What calibration learned, a dot per seed, and how near propagated moments are to those of sampled networks, "
-    "module by module from the input to the output."
+    "What calibration learned, by block or by module: bands are the standard deviation over seeds, dots are seeds. How "
+    "near rules for LayerNorm come to sampling, a dot per activation. And how near propagated moments are to those of "
+    "sampled networks, from the input to the output."
 )
 
 
@@ -181,28 +204,23 @@ def _group(name: str, experiment: str, drawings: Sequence[Drawing]) -> str:
         order = {f"pareto-{key}": i for i, key in enumerate(_MAIN)}
         main = sorted((d for d in drawings if d.name in order), key=lambda d: order[d.name])
         rest = [d for d in drawings if d.name not in order]
-        more = f"<details><summary>More metrics</summary>{_grid('figures', experiment, rest)}</details>" if rest else ""
-        return _grid("figures", experiment, main) + more
+        more = (
+            f"<details><summary>More metrics</summary>{elements.grid('figures', experiment, rest)}</details>"
+            if rest
+            else ""
+        )
+        return elements.grid("figures", experiment, main) + more
     small = [d for d in drawings if d.name == "reliability"]
     large = [d for d in drawings if d.name != "reliability"]
-    panels = "".join(_grid("figures small", experiment, [d]) for d in small)
+    panels = "".join(elements.grid("figures small", experiment, [d]) for d in small)
     if not panels:
-        return _grid("figures", experiment, large)
-    left = "".join(_figures(experiment, large))
+        return elements.grid("figures", experiment, large)
+    left = "".join(elements.figures(experiment, large))
     title = '<p class="caption">Reliability diagrams (ECE ×100)</p>'
     return f'<div class="figures pair">{left}<div>{title}{panels}</div></div>'
 
 
-def _grid(style: str, experiment: str, drawings: Iterable[Drawing]) -> str:
-    return f'<div class="{style}">{"".join(_figures(experiment, drawings))}</div>'
-
-
-def _figures(experiment: str, drawings: Iterable[Drawing]) -> Iterable[str]:
-    for drawing in drawings:
-        for i, (alt, figure) in enumerate(drawing.panels):
-            name = f"{''.join(c if c.isalnum() else '-' for c in experiment)}-{drawing.name}-{i}"
-            caption = f"<figcaption>{escape(drawing.title)}</figcaption>" if len(drawing.panels) == 1 else ""
-            yield f"<figure>{caption}{svg(figure, name, alt)}</figure>"
+_SAID = ("title", "paper", "stand_in")  # what the page says elsewhere
 
 
 def _facts(summary: Summary) -> str:
@@ -212,13 +230,14 @@ def _facts(summary: Summary) -> str:
         facts = {
             "Seeds": ", ".join(map(str, summary.seeds(experiment))),
             "Test examples": _one_of(f"{row.examples:,}" for row in rows),
-            "Settings": _shared([row.config for row in rows]),
+            "Paper": summary.relation(experiment),
+            "Settings": _shared([{k: v for k, v in row.config.items() if k not in _SAID} for row in rows]),
             "Versions": _shared([row.versions for row in rows]),
             "Revision": _one_of(row.revision or "" for row in rows),
             "Run": _span(rows),
         }
         items = "".join(f"<dt>{k}</dt><dd>{escape(v)}</dd>" for k, v in facts.items() if v)
-        heading = f"<h3>{escape(experiment)}</h3>" if len(summary.experiments) > 1 else ""
+        heading = f"<h3>{escape(summary.title(experiment))}</h3>" if len(summary.experiments) > 1 else ""
         parts.append(f'{heading}<dl class="facts">{items}</dl>')
     return "\n".join(parts)
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from varprop.report import lineup
 from varprop.report.curves import Staircase, staircase
-from varprop.report.results import Examples, Results, Scores
+from varprop.report.files import Scores
+from varprop.report.results import Examples, Results
 from varprop.report.style import Style, matplotlib
 from varprop.report.summary import Summary
 
@@ -29,7 +31,8 @@ def _experiment(results: Results, summary: Summary, name: str, styles: dict[str,
     examples = results.examples(name)
     shown = min(len(examples.images), MOST_IMAGES) if examples else 0
     runs: dict[str, dict[str, Any]] = {}
-    for method in summary.methods_in(name):
+    methods = lineup.main(summary.methods_in(name))
+    for method in methods:
         for row in summary.of(name, method):
             scores = results.scores(row)
             steps = staircase(scores) if scores else None
@@ -38,7 +41,7 @@ def _experiment(results: Results, summary: Summary, name: str, styles: dict[str,
     risks = [run["risk"][-1] for seed in runs.values() for run in seed.values()]
     return {
         "name": name,
-        "methods": [{"name": m, "role": styles[m].role} for m in summary.methods_in(name)],
+        "methods": [{"name": m, "role": styles[m].role} for m in methods],
         "seeds": sorted(runs, key=int),
         "slider": _slider(max(risks, default=0.05)),
         "sheet": _sheet(examples) if examples else None,

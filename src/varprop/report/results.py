@@ -3,17 +3,15 @@
 rows.jsonl          one row per line; a later line with the same row, method and seed replaces the earlier one
 scores/*.npz        confidence, correctness, label, target; held_out_confidence, held_out_correctness
 examples.npz        images of the first test examples, names of the classes; examples-<row>.npz where experiments differ
+norms-<row>.npz     rules for LayerNorm against sampling, for inputs of an experiment or made-up ones
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
-import sys
-import uuid
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +20,10 @@ from typing import IO, Any
 import numpy as np
 
 from varprop.errors import ResultsError
+from varprop.report.files import Scores, load, lock, repair, save, slug
+from varprop.report.norms import Norms, pack, unpack
 from varprop.report.rows import Row, cut_short, dump, parse
 
-Scores = dict[str, np.ndarray]
 _TEST, _HELD_OUT = ("confidence", "correctness", "label", "target"), ("held_out_confidence", "held_out_correctness")
 
 
@@ -67,8 +66,8 @@ class Results:
             if scores is not None:
                 arrays = _checked(row, scores)
                 row = replace(row, scores=self._place(row))
-                _save(self.folder / str(row.scores), arrays)
-            _repair(file)
+                save(self.folder / str(row.scores), arrays)
+            repair(file)
             file.write(dump(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -81,14 +80,14 @@ class Results:
         path = self.folder / row.scores
         if not path.resolve().is_relative_to(self.folder.resolve()):
             raise ResultsError(f"{self._file}: the scores of {row.key} lie outside the folder, at {row.scores}")
-        return _checked(row, _load(path), str(path))
+        return _checked(row, load(path), str(path))
 
     def add_examples(self, images: np.ndarray, names: Sequence[str] = (), row: str | None = None) -> None:
         """Keep thumbnails of the first test examples, uint8; of one experiment, or of the only one in the folder."""
         images = np.asarray(images)
         _check_images(images, "the thumbnails")
         with self._locked():
-            _save(self._examples_file(row), {"images": images, "names": np.array(list(names), dtype=np.str_)})
+            save(self._examples_file(row), {"images": images, "names": np.array(list(names), dtype=np.str_)})
 
     def examples(self, row: str) -> Examples | None:
         """Thumbnails of an experiment. ``examples.npz`` can only be meant if the folder has one experiment."""
@@ -98,9 +97,42 @@ class Results:
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
             return None
-        arrays = _load(path)
+        arrays = load(path)
         _check_images(arrays.get("images"), str(path))
         return Examples(arrays["images"], tuple(map(str, arrays.get("names", ()))))
+
+    def add_norms(self, row: str, found: Sequence[Norms]) -> None:
+        """Keep comparisons of rules for LayerNorm: those of an experiment, or ``"synthetic"`` ones."""
+        if not found:
+            raise ResultsError(f"there is no comparison of norms to keep for {row}; give at least one")
+        with self._locked():
+            save(self._norms_file(row), pack(found))
+
+    def norms(self, row: str) -> tuple[Norms, ...]:
+        """What ``add_norms`` kept; nothing if it was not called."""
+        path = self._norms_file(row)
+        return unpack(load(path), str(path)) if path.is_file() else ()
+
+    def publish(self, out: str | os.PathLike[str], keep: Callable[[Row], bool]) -> Results:
+        """Write a copy that is small enough to share: all rows, but scores per example only of those to ``keep``."""
+        copy = Results(out)
+        if copy.folder.resolve() == self.folder.resolve() or copy.rows:
+            raise ResultsError(f"{out} holds results already; choose an empty folder for the copy")
+        rows = [row if row.scores and keep(row) else replace(row, scores=None) for row in self.rows]
+        files = [
+            self.folder / row.scores for row in rows if row.scores and self.scores(row)
+        ]  # whole, and in the folder
+        files += sorted((*self.folder.glob("examples*.npz"), *self.folder.glob("norms-*.npz")))
+        with copy._locked() as lines:
+            for path in files:
+                target = copy.folder / path.relative_to(self.folder)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, target)
+            lines.write("".join(f"{dump(row)}\n" for row in rows).encode())
+        return copy
+
+    def _norms_file(self, row: str) -> Path:
+        return self.folder / f"norms-{slug(row)}.npz"
 
     def _examples_file(self, row: str | None) -> Path:
         return self.folder / ("examples.npz" if row is None else f"examples-{slug(row)}.npz")
@@ -134,7 +166,7 @@ class Results:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._file.open("ab+") as file:
-                _lock(file)
+                lock(file)
                 yield file
         except OSError as error:
             reason = error.strerror or error
@@ -151,53 +183,6 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
             f"{folder} holds no results: rows.jsonl is missing or empty; run an evaluation into it first"
         )
     return results
-
-
-def _lock(file: IO[bytes]) -> None:
-    if sys.platform != "win32":
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX)  # closing the file releases it
-
-
-def _repair(file: IO[bytes]) -> None:
-    """Make the file end with a newline: complete a last line that is whole, drop one that was cut short."""
-    file.seek(0)
-    text = file.read()
-    start = text.rfind(b"\n") + 1
-    if cut_short(text[start:].decode(errors="replace")):
-        file.truncate(start)
-    elif start < len(text):
-        file.write(b"\n")
-
-
-def slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip(".") or "_"
-
-
-def _save(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Readers see the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _load(path: Path) -> Scores:
-    try:
-        # Opened here, because NumPy leaves a file open that turns out not to be an npz.
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise ResultsError(f"{path} is missing, though rows.jsonl names it; run what it held again") from None
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise ResultsError(f"{path} is not a whole npz file ({error}); run what it held again") from None
 
 
 def _checked(row: Row, scores: Mapping[str, Any], where: str = "the scores") -> Scores:

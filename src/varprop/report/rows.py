@@ -31,6 +31,9 @@ METRICS = (
 )
 """The metrics a row may have: fractions, not percentages."""
 
+POINTS = 100
+"""Of the risk-coverage curve that a row may keep: coverage 1/100, 2/100, … 1."""
+
 _OPENING = f'{{"format": {FORMAT}, '
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -53,6 +56,8 @@ class Row:
     """Learned α by module path."""
     fidelity: Sequence[Mapping[str, Any]] | None = None
     """Per module: path, module, variance_ratio, correlation, mean_error, plain_error."""
+    curve: Sequence[float] | None = None
+    """Risk of the most confident 1, 2, …, 100 % of the test set: a risk-coverage curve without scores per example."""
     scores: str | None = None
     """Where the scores per example are, relative to the folder; the folder sets it."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -103,6 +108,8 @@ def parse(text: str, where: str) -> Row:
         values["fidelity"] = tuple(
             _numbers(entry) if isinstance(entry, dict) else entry for entry in values["fidelity"]
         )
+    if isinstance(values.get("curve"), list):
+        values["curve"] = tuple(values["curve"])
     missing = [name for name in ("row", "method", "seed", "examples", "metrics") if name not in values]
     if missing:
         raise ResultsError(f"{where} lacks {', '.join(missing)}; delete that line and run what it held again")
@@ -155,6 +162,7 @@ def _problem(row: Row) -> str | None:
         ),
         ("scales", lambda v: v is None or _measured(v), "numbers by module path, or None"),
         ("fidelity", lambda v: v is None or _listed(v), "a list of entries with a path, or None"),
+        ("curve", lambda v: v is None or _risks(v), f"{POINTS} numbers in [0, 1], or None"),
         ("scores", lambda v: v is None or isinstance(v, str), "a relative path, or None"),
         ("config", lambda v: isinstance(v, Mapping), "a mapping"),
         ("versions", lambda v: isinstance(v, Mapping), "a mapping"),
@@ -174,6 +182,14 @@ def _whole(value: Any) -> bool:
 def _measured(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(k, str) and isinstance(v, numbers.Real) and not isinstance(v, bool) for k, v in value.items()
+    )
+
+
+def _risks(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and len(value) == POINTS
+        and all(isinstance(risk, int | float) and 0 <= risk <= 1 for risk in value)
     )
 
 

@@ -65,7 +65,8 @@ def styles(methods: Sequence[str]) -> dict[str, Style]:
     found: dict[str, Style] = {}
     for i, method in enumerate(sampled):
         step = 3 - round(3 * (len(sampled) - 1 - i) / max(3, len(sampled) - 1))
-        found[method] = Style(f"mc{step + 1}", "v", dashes[step])
+        # With more sizes than shades, neighbours that share one differ in their dashes.
+        found[method] = Style(f"mc{step + 1}", "v", dashes[(i - len(sampled)) % len(dashes)])
     others = 0
     for method in methods:
         if method.lower() in _FAMILIES:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from varprop.report.columns import COLUMNS, Column
+from varprop.report.paper import benchmarks
 from varprop.report.rows import Row
 
 
@@ -54,18 +56,41 @@ class Summary:
         self.rows = tuple(rows)
         self.experiments = tuple(dict.fromkeys(row.row for row in self.rows))
         self.methods = tuple(dict.fromkeys(row.method for row in self.rows))
+        self._found: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            self._found.setdefault((row.row, row.method), []).append(row)
         # Columns that nobody measured are left out.
         self.columns = tuple(c for c in COLUMNS if any(not math.isnan(c.of(row)) for row in self.rows))
 
     def of(self, experiment: str, method: str) -> tuple[Row, ...]:
         """One row per seed."""
-        return tuple(row for row in self.rows if (row.row, row.method) == (experiment, method))
+        return tuple(self._found.get((experiment, method), ()))
 
     def methods_in(self, experiment: str) -> tuple[str, ...]:
         return tuple(method for method in self.methods if self.of(experiment, method))
 
     def seeds(self, experiment: str) -> tuple[int, ...]:
         return tuple(sorted({row.seed for row in self.rows if row.row == experiment}))
+
+    def title(self, experiment: str) -> str:
+        """What its rows call it, e.g. ``CIFAR-10 (sub-tiny ViT)``."""
+        return str(self._said(experiment, "title") or experiment)
+
+    def paper(self, experiment: str) -> str | None:
+        """The row of the paper that it reproduces or stands in for."""
+        found = self._said(experiment, "paper")
+        return found if isinstance(found, str) and found in benchmarks() else None
+
+    def relation(self, experiment: str) -> str:
+        """How it relates to the paper, in words; nothing if it does not."""
+        paper = self.paper(experiment)
+        if paper is None:
+            return ""
+        how = "stands in for" if self._said(experiment, "stand_in") else "beside"
+        return f"{how} the paper's {paper}"
+
+    def _said(self, experiment: str, key: str) -> Any:
+        return next((row.config[key] for row in self.rows if row.row == experiment and row.config.get(key)), None)
 
     def estimate(self, experiment: str, method: str, column: Column) -> Estimate:
         return estimate(column.of(row) for row in self.of(experiment, method))
@@ -77,11 +102,17 @@ class Summary:
         # Two infinite values differ by NaN, which estimate would leave out as if it had not been measured.
         return estimate(0.0 if ours == other else ours - other for ours, other in pairs)
 
-    def macro(self, method: str, column: Column) -> Estimate:
-        return average([self.estimate(experiment, method, column) for experiment in self.experiments])
+    def macro(self, method: str, column: Column, experiments: Sequence[str] | None = None) -> Estimate:
+        chosen = self.experiments if experiments is None else experiments
+        return average([self.estimate(experiment, method, column) for experiment in chosen])
 
     def macro_difference(self, method: str, reference: str, column: Column) -> Estimate:
         return average([self.difference(e, method, reference, column) for e in self.experiments])
+
+    def everywhere(self, experiments: Sequence[str] | None = None) -> tuple[str, ...]:
+        """The methods that all experiments have."""
+        chosen = self.experiments if experiments is None else experiments
+        return tuple(m for m in self.methods if all(self.of(e, m) for e in chosen))
 
 
 def best(means: dict[str, float], column: Column) -> frozenset[str]:

@@ -14,14 +14,14 @@ from varprop.report.figures import Drawing
 from varprop.report.style import ROLES, settle
 
 
-def save(drawing: Drawing, folder: Path, experiment: str) -> list[Path]:
-    """Write PNG, PDF and CSV; returns their paths."""
-    stem = folder / f"{experiment}-{drawing.name}"
+def save(drawing: Drawing, folder: Path, experiment: str | None) -> list[Path]:
+    """Write PNG, PDF and CSV of a figure of one experiment, or of all; returns their paths."""
+    stem = folder / (drawing.name if experiment is None else f"{experiment}-{drawing.name}")
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf", "csv")]
     settle(drawing.whole)
     drawing.whole.savefig(paths[0], dpi=200, facecolor="white")
     # Without its date, the same figure is the same file.
-    drawing.whole.savefig(paths[1], metadata={"CreationDate": None})
+    drawing.whole.savefig(paths[1], dpi=200, metadata={"CreationDate": None})
     paths[2].write_text(csv_text(drawing.header, drawing.cells), encoding="utf-8")
     return paths
 
@@ -45,7 +45,7 @@ def svg(figure: Any, name: str, alt: str) -> str:
     """An ``<svg>`` element for a page: no colour, font, id or style of its own that could leak or clash."""
     settle(figure)
     out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(out, format="svg", dpi=160, transparent=True, metadata={"Date": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)

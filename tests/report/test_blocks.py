@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+
+from tests.report.test_keeping import norms as made_norms
+from varprop.report import Row
+from varprop.report.blocks import block_scales, geometric, per_block, places
+from varprop.report.scatter import norms
+from varprop.report.style import drawing_style, styles
+
+OURS = {"norm1": 2.0, "norm2": 4.0, "mlp.1": 1.0}
+VIT = {"layernorm_before": 2.0, "layernorm_after": 4.0, "mlp.activation_fn": 1.0}
+OLD_VIT = {"layernorm_before": 2.0, "layernorm_after": 4.0, "intermediate.intermediate_act_fn": 1.0}
+BERT = {"attention.output.LayerNorm": 2.0, "intermediate.intermediate_act_fn": 1.0, "output.LayerNorm": 4.0}
+DISTIL = {"sa_layer_norm": 2.0, "ffn.activation": 1.0, "output_layer_norm": 4.0}
+GPT = {"ln_1": 2.0, "ln_2": 4.0, "mlp.act": 1.0}
+
+
+def network(prefix, block, before=(), behind=()):
+    made = dict.fromkeys(before, 9.0)
+    made |= {f"{prefix}{i}.{name}": alpha for i in range(12) for name, alpha in block.items()}
+    return made | dict.fromkeys(behind, 3.0) | {"(output)": 0.5}
+
+
+@pytest.mark.parametrize(
+    "scales",
+    [
+        network("blocks.", OURS, behind=["norm"]),
+        network("vit.layers.", VIT, behind=["vit.layernorm"]),
+        network("vit.encoder.layer.", OLD_VIT, behind=["vit.layernorm", "vit.pooler.activation"]),
+        network("bert.encoder.layer.", BERT, before=["bert.embeddings.LayerNorm"], behind=["bert.pooler.activation"]),
+        network("distilbert.transformer.layer.", DISTIL, before=["distilbert.embeddings.LayerNorm"], behind=[""]),
+        network("transformer.h.", GPT, behind=["transformer.ln_f"]),
+        network("encoder.layers.encoder_layer_", GPT, behind=["encoder.ln"]),
+    ],
+)
+def test_scales_are_found_in_every_kind_of_transformer(scales):
+    found = per_block(scales)
+    blocks = [place for place in found if place.isdigit()]
+    assert blocks == [str(i) for i in range(12)]
+    for place in blocks:
+        # FFN: √(4 · 1); both: √(2 · 2).
+        assert found[place] == pytest.approx({"attention": 2, "FFN": 2, "geometric mean": 2})
+    assert found["P"] == pytest.approx({"geometric mean": 3})
+    assert found["L"] == {"geometric mean": 0.5}
+    assert list(found)[-2:] == ["P", "L"]
+    assert ("E" in found) == ("embeddings" in next(iter(scales)))
+
+
+def test_what_is_no_stack_of_transformer_blocks_is_left_alone():
+    resnet = {f"layer{stage}.{block}.relu{n}": 1.0 for stage in (1, 2) for block in (0, 1) for n in ("", "#2", "#3")}
+    assert places({"relu": 1.0, **resnet, "(output)": 1.0}) is None
+    normed = {f"layer{stage}.{block}.norm1": 1.0 for stage in (1, 2) for block in (0, 1)}
+    assert places(normed) is None  # stages are not one stack
+    assert places({}) is None
+    assert block_scales([Row("d", "CVP", 0, 4, {"accuracy": 0.5}, scales=resnet)], ["CVP"]) is None
+
+
+def test_geometric_means():
+    assert geometric([1, 4]) == pytest.approx(2)
+    assert math.isnan(geometric([1, 0]))
+
+
+def test_the_figure_has_a_panel_per_method_and_a_band_over_seeds():
+    rows = []
+    for method in ("CVP", "Streamlining + per layer"):
+        for seed in range(3):
+            scales = {path: alpha * math.exp(seed - 1) for path, alpha in network("blocks.", OURS).items()}
+            rows.append(Row("d", method, seed, 4, {"accuracy": 0.5}, scales=scales))
+    with drawing_style():
+        drawing = block_scales(rows, ["CVP", "Streamlining + per layer"])
+    assert len(drawing.panels) == 2
+    line = next(line for line in drawing.cells if line[:3] == ("CVP", "3", "attention"))
+    # log α is log 2 − 1, log 2, log 2 + 1: its standard deviation is 1.
+    np.testing.assert_allclose(line[3:6], [2, 2 / math.e, 2 * math.e])
+    assert line[6] == 3
+    axes = drawing.whole.axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [*map(str, range(12)), "L"]
+    assert axes.get_yscale() == "log"
+
+
+def test_norms_are_drawn_with_their_errors():
+    with drawing_style():
+        drawing = norms([made_norms(), made_norms("Σ ~ U(0, 10)")], "LayerNorm", styles(["CVP", "Streamlining"]))
+    assert len(drawing.panels) == 4
+    assert "RMSE CVP 0.02, Streamlining 0.2" in drawing.panels[1][0]
+    labels = [text.get_text() for text in drawing.whole.axes[0].get_legend().get_texts()]
+    assert labels == ["CVP, RMSE 0.01", "Streamlining, RMSE 0.1"]
+    assert len(drawing.cells) == 2 * 2 * 20
+    assert norms([], "none", {}) is None
