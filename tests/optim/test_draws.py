@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
 from varprop.optim import IVON, arena
-from varprop.optim.errors import SamplingError
+from varprop.optim.errors import SamplingError, SettingError
 from varprop.optim.noise import Noise
 
 
@@ -371,3 +371,49 @@ def test_an_interrupt_while_noise_is_drawn(portions, monkeypatch):
         pass
     assert len(filled) == portions
     assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
+
+
+def stacked(seeds, starts, steps=3):
+    """Weights and curvatures of networks along the rows of one parameter, after some steps; and the optimizer."""
+    rows = nn.Parameter(torch.stack([starts[seed] for seed in seeds]))
+    optimizer = IVON([{"params": [rows], "seed": tuple(seeds)}], lr=0.1, ess=10, hess_init=0.5, beta2=0.9)
+    for _ in range(steps):
+        with optimizer.sampled_params(train=True):
+            rows.pow(4).sum().backward()
+        optimizer.step()
+    return rows, optimizer
+
+
+def test_rows_with_seeds_of_their_own_do_not_depend_on_their_neighbours():
+    torch.manual_seed(0)
+    starts = torch.randn(5, 37)
+    together, optimizer = stacked((3, 1, 4), starts)
+    for row, seed in enumerate((3, 1, 4)):
+        alone, other = stacked((seed,), starts)
+        torch.testing.assert_close(together[row], alone[0], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            optimizer.state[together]["hess"][row], other.state[alone]["hess"][0], rtol=1e-6, atol=1e-7
+        )
+    rows, optimizer = stacked((1, 1), starts)
+    assert torch.equal(rows[0], rows[1])
+
+
+def test_rows_with_seeds_of_their_own_go_on_after_a_resume():
+    starts = torch.ones(2, 20)
+    straight, _ = stacked((0, 1), starts, steps=4)
+    rows, optimizer = stacked((0, 1), starts, steps=2)
+    resumed = nn.Parameter(rows.detach().clone())
+    second = IVON([{"params": [resumed], "seed": (0, 1)}], lr=0.1, ess=10, hess_init=0.5, beta2=0.9)
+    second.load_state_dict(optimizer.state_dict())
+    for _ in range(2):
+        with second.sampled_params(train=True):
+            resumed.pow(4).sum().backward()
+        second.step()
+    assert torch.equal(resumed, straight)
+
+
+@pytest.mark.parametrize("shapes", [[(3, 4)], [(2, 4), (2, 4)]])
+def test_seeds_are_for_the_rows_of_one_parameter(shapes):
+    params = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    with pytest.raises(SettingError, match="2 seeds are for one parameter that stacks as many networks"):
+        IVON([{"params": params, "seed": (0, 1)}], lr=0.1, ess=10)

@@ -125,7 +125,18 @@ class Draws:
             self.reduction.start(self.arenas)
 
     def _draw(self, arena: Arena, lane: tuple[int, ...], draw: int) -> Callable[[Tensor], None]:
-        return self._noise.stream(arena.device, stream(arena.group["seed"], lane, draw))
+        seeds = arena.group["seed"]
+        if isinstance(seeds, int):
+            return self._noise.stream(arena.device, stream(seeds, lane, draw))
+        lane = (0, *lane[1:])  # the rows' seeds tell them apart, whatever group they are in
+        fills = [self._noise.stream(arena.device, stream(seed, lane, draw)) for seed in seeds]
+        size = arena.params[0].numel() // len(seeds)
+
+        def fill(vector: Tensor) -> None:
+            for row, each in zip(vector[: size * len(fills)].split(size), fills, strict=True):
+                each(row)
+
+        return fill
 
     def _perturb(self, arena: Arena, noise: Flat, draw: Callable[[Tensor], None] | None = None) -> None:
         self._away.append(arena)

@@ -52,7 +52,8 @@ class IVON(torch.optim.Optimizer):
         weight_decay: precision of the prior, divided by ess.
         clip_radius: largest change of a weight in a step, before multiplication by lr·(hess_init + weight_decay).
         mc_samples: draws per ``step(closure)``.
-        seed: of the noise; by default from torch's global generator. The noise uses generators of its own.
+        seed: of the noise; by default from torch's global generator. The noise uses generators of its own. A tuple
+            gives each row of a single parameter the noise of its own seed: networks stacked to train as one.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class IVON(torch.optim.Optimizer):
         weight_decay: float = 1e-4,
         clip_radius: float = math.inf,
         mc_samples: int = 1,
-        seed: int | None = None,
+        seed: int | tuple[int, ...] | None = None,
     ) -> None:
         if not isinstance(mc_samples, int) or isinstance(mc_samples, bool) or mc_samples < 1:
             raise SettingError(f"mc_samples must be an integer, 1 or more, not {mc_samples!r}")
@@ -208,7 +209,8 @@ class IVON(torch.optim.Optimizer):
         self._refuse_perturbed("loaded")
         state_dict = unflatten(state_dict, self.param_groups)
         for group in state_dict["param_groups"]:
-            check({**group, "lr": group.get("lr") or 1.0})  # schedules begin or end at 0
+            options = {name: value for name, value in group.items() if name != "params"}  # which are numbers here
+            check({**options, "lr": group.get("lr") or 1.0})  # schedules begin or end at 0
         super().load_state_dict(state_dict)
         self._draws.forget()
         self._widen(state_dict)

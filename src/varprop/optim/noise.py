@@ -7,7 +7,6 @@ back. A running generator could do neither: its state differs from rank to rank,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -45,11 +44,16 @@ class Noise:
         generator = self._generators.get(device)
         if generator is None:
             generator = self._generators[device] = torch.Generator(device)
-        return functools.partial(_fill, generator.manual_seed(seed))
+        fresh = True
 
+        def fill(vector: Tensor) -> None:
+            nonlocal fresh
+            if fresh:  # only now: another stream may have been in use since
+                generator.manual_seed(seed)
+                fresh = False
+            vector.normal_(generator=generator)
 
-def _fill(generator: torch.Generator, vector: Tensor) -> None:
-    vector.normal_(generator=generator)
+        return fill
 
 
 def fresh_seed() -> int:

@@ -39,9 +39,12 @@ def check(group: Mapping[str, Any]) -> None:
     for name in _BETAS:
         if not 0 <= _number(group, name) < 1:
             raise SettingError(f"{name} must be at least 0 and below 1, not {group[name]!r}")
-    for name in ("seed", "draws"):
-        if not isinstance(group[name], int) or isinstance(group[name], bool) or group[name] < 0:
-            raise SettingError(f"{name} must be an integer, 0 or more, not {group[name]!r}")
+    seeds = group["seed"] if isinstance(group["seed"], tuple) else ()
+    for name, value in (("draws", group["draws"]), *(("seed", seed) for seed in seeds or (group["seed"],))):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise SettingError(f"{name} must be an integer, 0 or more, not {value!r}")
+    if seeds and "params" in group and [len(p) for p in group["params"] if p.ndim] != [len(seeds)]:
+        raise SettingError(f"{len(seeds)} seeds are for one parameter that stacks as many networks along its rows")
 
 
 def _number(group: Mapping[str, Any], name: str) -> float:
