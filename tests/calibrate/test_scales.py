@@ -184,6 +184,16 @@ def test_a_rule_that_is_used_enough_is_compiled(monkeypatch):
     assert fused.scales == pytest.approx(plain.scales, rel=1e-4)
 
 
+def test_rules_compiled_ahead_serve_the_copies():
+    net = small(nn.ReLU())
+    net.capture(X)
+    net.fuse()
+    compiled = [module.compiled for module in net.pointwise.values()]
+    fitted = calibrate(net, [(X, Y)])
+    assert [module.compiled for module in fitted.pointwise.values()] == compiled
+    assert fitted.scales == pytest.approx(calibrate(small(nn.ReLU()), [(X, Y)]).scales, rel=1e-4)
+
+
 def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch):
     net = small()
     monkeypatch.setattr(scales, "WORTH_COMPILING", 5000)

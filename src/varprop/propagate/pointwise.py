@@ -8,7 +8,6 @@ compiled by itself in seconds.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,13 +59,17 @@ class Pointwise(nn.Module):
     def __init__(self, body: fx.GraphModule) -> None:
         super().__init__()
         self.body = body
-        self.fused = False
+        self.compiled: Body | None = None
+
+    @property
+    def fused(self) -> bool:
+        return self.compiled is not None
 
     def forward(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_compiling() or mean.shape != var.shape:
             return self.body(mean, var)
-        if self.fused:
-            flat = self.body(mean.reshape(-1), var.reshape(-1))  # one rank, so that one compilation serves every layer
+        if self.compiled is not None:
+            flat = self.compiled(mean.reshape(-1), var.reshape(-1))  # one rank, so that it serves every layer
             return flat[0].view(mean.shape), flat[1].view(mean.shape)
         return chunked(self.body, mean, var)
 
@@ -75,18 +78,16 @@ class Pointwise(nn.Module):
 
         What these keep between the passes is the two inputs as well. Raises what torch.compile raises.
         """
-        self.body.compile(dynamic=True)
+        compiled = torch.compile(self.body, dynamic=True)
         mean, var = (torch.full((4096,), 0.5, dtype=like.dtype, device=like.device, requires_grad=True) for _ in "mv")
-        try:
-            with torch.enable_grad():
-                torch.stack(self.body(mean, var)).sum().backward()
-        except Exception:
-            self.body._compiled_call_impl = None
-            raise
-        self.fused = True
+        with torch.enable_grad():
+            torch.stack(compiled(mean, var)).sum().backward()
+        self.compiled = compiled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pointwise:
-        return Pointwise(copy.deepcopy(self.body, memo))  # what was compiled is the original's
+        new = Pointwise(self.body)  # it holds no tensors, so copies share it, and what it was compiled to
+        new.compiled = self.compiled
+        return new
 
 
 def chunked(function: Body, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
