@@ -73,3 +73,7 @@ class ResultsError(VarpropError, ValueError):
 
 class DataError(VarpropError, ValueError):
     """A data set that is missing, damaged or unknown."""
+
+
+class ExperimentError(VarpropError, RuntimeError):
+    """An experiment that cannot be run here as it was asked for."""

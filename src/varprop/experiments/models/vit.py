@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -18,7 +19,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
@@ -30,21 +31,27 @@ class ViT(nn.Module):
         self,
         *,
         channels: int,
-        tokens: int,
+        side: int,
         classes: int,
         patch: int,
-        stride: int,
+        stride: int | None = None,
         padding: int = 0,
         width: int = 64,
         depth: int = 2,
         heads: int = 4,
+        position: float = 0.5,
     ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(channels, width, patch, stride=stride, padding=padding)
-        self.position = nn.Parameter(torch.randn(1, tokens, width) * 0.5)
+        self.patch, self.stride, self.padding = patch, stride or patch, padding
+        tokens = ((side + 2 * padding - patch) // self.stride + 1) ** 2
+        # A linear map of patches: as a convolution, several networks side by side would be a slow one in groups.
+        self.patches = nn.Linear(channels * patch * patch, width)
+        self.position = nn.Parameter(torch.randn(1, tokens, width) * position)
         self.blocks = nn.Sequential(*(Block(width, heads, 4 * width) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.position
+        padded = F.pad(images, (self.padding,) * 4) if self.padding else images
+        cut = padded.unfold(2, self.patch, self.stride).unfold(3, self.patch, self.stride)
+        tokens = self.patches(cut.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)) + self.position
         return self.head(self.norm(self.blocks(tokens)).mean(1))

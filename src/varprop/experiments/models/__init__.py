@@ -1,0 +1,1 @@
+"""Models of the experiments that start from weights trained elsewhere."""

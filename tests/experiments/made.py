@@ -1,0 +1,47 @@
+"""An experiment so small that the whole of it takes seconds."""
+
+import torch
+
+from varprop.data import Images, Split
+from varprop.experiments.experiment import METHODS, Experiment, Splits
+from varprop.experiments.recipes import Recipe
+from varprop.experiments.rows.scratch import centred, vit
+
+RECIPE = Recipe(
+    model={"channels": 1, "side": 8, "classes": 3, "patch": 4, "width": 8, "depth": 1, "heads": 2},
+    epochs=3,
+    batch=16,
+    ivon={"lr": 0.5, "ess": 1e3, "hess_init": 0.1, "weight_decay": 1e-4, "clip_radius": 0.05},
+    calibration={"batch_size": 90, "epochs": 2, "lr": 0.1},
+)
+FEW = ("mean", "MC-2", "temperature")
+"""Methods that need no capture, which takes longest."""
+
+
+def images(name="made"):
+    """Bright squares in one of three corners, in noise."""
+    rng = torch.Generator().manual_seed(0)
+
+    def split(count):
+        labels = torch.randint(0, 3, (count,), generator=rng)
+        pixels = 60 * torch.rand(count, 1, 8, 8, generator=rng)
+        for label, (y, x) in enumerate(((0, 0), (0, 4), (4, 0))):
+            pixels[labels == label, :, y : y + 4, x : x + 4] += 40
+        return Split(pixels.to(torch.uint8), labels)
+
+    return Images(name, split(250), split(48), ("left", "right", "below"))
+
+
+def splits(sources=None, seed=0):
+    """70 to train on, so that some are left over in each epoch."""
+    found = images()
+    return Splits(*found.hold_out(180), found.test, found.classes)
+
+
+def experiment(recipe=RECIPE, methods=FEW, **changes):
+    what = {"name": "made", "title": "Made (tiny ViT)", "about": "Squares in noise.", "splits": splits, "model": vit}
+    return Experiment(**{**what, "prepare": centred, **changes}, recipe=recipe, methods=methods)
+
+
+def every_method():
+    return experiment(methods=METHODS)

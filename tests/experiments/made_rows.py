@@ -1,0 +1,84 @@
+"""The rows of pretrained models with made data and weights in exactly the formats of the real ones."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from tests.data import formats
+from tests.experiments import hf_folders, keras_files
+from varprop.data.imagenet import SAMPLE
+from varprop.experiments.experiment import Sources
+from varprop.experiments.models.resnet import ResNet
+from varprop.experiments.rows import imagenet_resnet50, scratch
+from varprop.experiments.rows.cifar100_vit import CIFAR100_VIT
+from varprop.experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
+from varprop.experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
+from varprop.experiments.rows.sst2_minilm import SST2_MINILM
+
+METHODS = ("mean", "CVP")
+ONE_STEP = {"epochs": 1}
+TINY = {"depths": (1, 1), "width": 4}
+PHRASES = ["A good film.", "bad films", "good", "bad . bad", "a good good film", "films ."]
+
+
+def shortened(experiment, **changes):
+    """Two methods, and a calibration of one epoch."""
+    recipe = replace(experiment.recipe, calibration=ONE_STEP, **changes)
+    return replace(experiment, recipe=recipe, methods=METHODS)
+
+
+def cifar100(folder, sizes=hf_folders.SIZES):
+    """Two steps of two images, two held out, four tested."""
+    formats.hundred_binary(folder / "cifar100")
+    hf_folders.vit(folder / "vit", sizes)
+    found = shortened(CIFAR100_VIT, epochs=1, batch=2, model={"classes": 100, "sizes": sizes})
+    prepare = replace(CIFAR100_VIT.prepare, size=sizes["image_size"])
+    splits = scratch.splits("cifar100", held_out=2)
+    return replace(found, splits=splits, prepare=prepare), Sources(folder, folder / "vit")
+
+
+def imagenet(folder, model=TINY):
+    """A thousand classes with an image each, and a checkpoint of ivon-opt for seeds 0 and 1."""
+    validation = folder / "imagenet" / "val"
+    for number in range(1000):
+        (validation / f"n{number:08}").mkdir(parents=True)
+        formats.picture(16, 12, shade=number % 256).save(validation / f"n{number:08}" / "image.JPEG")
+    (folder / "weights").mkdir()
+    for seed in (0, 1):
+        torch.save(ivon_checkpoint(seed, model), folder / "weights" / f"resnet50-seed{seed}.pt")
+    found = shortened(IMAGENET_RESNET50, model=model)
+    return replace(found, splits=imagenet_resnet50.splits(held_out=4)), Sources(folder, folder / "weights")
+
+
+def ivon_checkpoint(seed, options):
+    """What training with ivon-opt leaves: two steps, at a size that does not matter to a ResNet."""
+    import ivon
+
+    torch.manual_seed(seed)
+    model = ResNet(**options).train()
+    optimizer = ivon.IVON(model.parameters(), lr=0.1, ess=1e7, weight_decay=1e-4, hess_init=0.05, beta2=0.9)
+    for _ in range(2):
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.arange(4)).backward()
+        optimizer.step()
+    return {"state_dict": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 2}
+
+
+def imagenet_sample(folder, count=20):
+    """Divided into 6, 6 and 8."""
+    images = [formats.encoded(formats.picture(256, 256, shade=12 * number)) for number in range(count)]
+    formats.image_pack(folder / SAMPLE, images, [number % keras_files.CLASSES for number in range(count)])
+    (folder / "weights").mkdir()
+    keras_files.write(folder / "weights", keras_files.weights())
+    return shortened(IMAGENET_SAMPLE_RESNET50), Sources(folder, folder / "weights")
+
+
+def sst2(folder):
+    """Twelve steps of two phrases, six held out; the three test sentences have labels."""
+    lines = [f"{'good' in phrase:d}\t{phrase}\n" for phrase in PHRASES]
+    texts = {"train.tsv": lines * 4, "dev.tsv": lines, "test.tsv": lines[:3]}
+    formats.glue(folder / "sst2", {name: "label\tsentence\n" + "".join(part) for name, part in texts.items()})
+    hf_folders.bert(folder / "bert")
+    return shortened(SST2_MINILM, epochs=1, batch=2), Sources(folder, folder / "bert")

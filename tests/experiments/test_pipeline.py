@@ -1,0 +1,324 @@
+"""An experiment end to end, on little: every method is there, nothing is done twice, and a kill changes nothing."""
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.experiments.made import FEW, RECIPE, every_method, experiment, splits
+from tests.models import posterior_of
+from varprop.errors import DataError, ExperimentError, ResultsError
+from varprop.evaluate import evaluate
+from varprop.experiments import pipeline
+from varprop.experiments.experiment import METHODS, Sources, Splits
+from varprop.experiments.pipeline import Pipeline
+from varprop.predict.predictors import MonteCarlo
+from varprop.report import Results
+from varprop.report.rows import METRICS
+
+# Twelve steps of training and two of calibration are enough to see that they happen, and no more.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL"),
+    pytest.mark.filterwarnings(
+        "ignore:.* held-out examples for .* are few", "ignore:the best temperature is at the end"
+    ),
+]
+COST = {"plain": 1.5, "sample": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def timed(monkeypatch):
+    """The methods that were timed, each time."""
+    calls = []
+
+    def costs(methods, *_, **__):
+        calls.append(tuple(methods))
+        return dict.fromkeys(methods, COST)
+
+    monkeypatch.setattr(pipeline, "relative_costs", costs)
+    return calls
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The seeds that were trained together, each time; reading a finished training back does not count."""
+    calls, original = [], pipeline.train
+
+    def train(lanes, *args, **kwargs):
+        if not all(lane.finished for lane in lanes):
+            calls.append([lane.seed for lane in lanes])
+        return original(lanes, *args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "train", train)
+    return calls
+
+
+def make(folder, *seeds, of=None, **options):
+    said = []
+    found = Pipeline(of or experiment(), seeds or (0,), folder, progress=False, say=said.append, **options)
+    return found, said
+
+
+def run(folder, *seeds, **options):
+    return make(folder, *seeds, **options)[0].run()
+
+
+def contents(results):
+    """All that was measured: rows without their time, and the scores of each example."""
+    rows = [replace(row, time=None) for row in results.rows]
+    return rows, [results.scores(row) for row in results.rows]
+
+
+def same(a, b):
+    assert a[0] == b[0]
+    for mine, others in zip(a[1], b[1], strict=True):
+        assert mine.keys() == others.keys()
+        assert all(np.array_equal(mine[name], others[name]) for name in mine)
+
+
+def test_every_method_has_a_row(tmp_path, trained, timed):
+    results = run(tmp_path, of=every_method())
+    assert {row.method for row in results.rows} == set(METHODS)
+    assert len(results.rows) == len(METHODS) == 17
+    for row in results.rows:
+        assert (row.row, row.seed, row.examples) == ("made", 0, 48)
+        assert set(row.metrics) == set(METRICS)
+        assert row.cost == COST
+        assert row.config["recipe"]["epochs"] == 3
+        assert {name: row.config[name] for name in ("title", "paper", "stand_in", "limit")} == {
+            "title": "Made (tiny ViT)",
+            "paper": None,
+            "stand_in": False,
+            "limit": None,
+        }
+        assert {"torch", "varprop"} <= row.versions.keys()
+        scores = results.scores(row)
+        assert len(scores["confidence"]) == 48
+        assert len(scores["held_out_confidence"]) == 180
+    check_scales({row.method: row for row in results.rows})
+    assert results.examples("made").images.shape == (48, 8, 8)
+    assert results.examples("made").names == ("left", "right", "below")
+    (traced,) = results.norms("made")
+    assert set(traced.rmse) == {"CVP", "Streamlining"}
+
+    before = contents(results)
+    again, said = make(tmp_path, of=every_method())
+    same(before, contents(again.run()))
+    assert trained == [[0]]
+    assert timed == [METHODS]
+    assert said == ["all 17 methods are there already: nothing to do"]
+
+
+def check_scales(rows):
+    fitted = {name: [p for p, alpha in (row.scales or {}).items() if alpha != 1] for name, row in rows.items()}
+    assert [name for name in METHODS if rows[name].scales] == [n for n in METHODS if n[:3] in ("CVP", "Str")]
+    assert all(len(fitted[name]) > 3 for name in ("CVP", "CVP - norm", "CVP - activation", "Streamlining + per layer"))
+    assert fitted["Streamlining"] == fitted["CVP, output only"] == ["(output)"]
+    assert fitted["CVP, none"] == fitted["Streamlining, none"] == []
+    assert [name for name, row in rows.items() if row.fidelity] == ["CVP"]
+    assert {"blocks.0.mlp", "head"} < {entry["path"] for entry in rows["CVP"].fidelity}
+    assert rows["mean"].metrics["accuracy"] == rows["temperature"].metrics["accuracy"]
+    assert rows["CVP"].metrics != rows["CVP, none"].metrics != rows["Streamlining, none"].metrics
+
+
+def test_draws_of_few_samples_are_the_first_of_many(tmp_path):
+    results = run(tmp_path, 3, of=experiment(methods=("MC-1", "MC-2", "MC-8")))
+    subject = make(tmp_path, 3)[0]._subject(3)
+    for row, count in zip(results.rows, (1, 2, 8), strict=True):
+        alone = evaluate(MonteCarlo(subject.model, subject.posterior, count, seed=3), subject.test, progress=False)
+        np.testing.assert_allclose(results.scores(row)["confidence"], alone.confidence, rtol=1e-5)
+        assert row.metrics["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-5)
+    assert len({row.metrics["nll"] for row in results.rows}) == 3
+
+
+def test_seeds_share_a_folder_and_differ(tmp_path, trained):
+    results = run(tmp_path, 0, 1)
+    assert [(row.method, row.seed) for row in results.rows] == [(name, seed) for seed in (0, 1) for name in FEW]
+    first, second = (results.scores(row)["confidence"] for row in results.rows[:: len(FEW)])
+    assert not np.array_equal(first, second)
+    more = run(tmp_path, 0, 1, 2)
+    assert trained == [[0], [1], [2]]
+    assert [row.seed for row in more.rows] == [0] * 3 + [1] * 3 + [2] * 3
+    run(tmp_path / "alone", 1)
+    alone, among = (contents(Results(folder)) for folder in (tmp_path / "alone", tmp_path))
+    same(alone, ([row for row in among[0] if row.seed == 1], among[1][3:6]))
+
+
+def test_a_kill_between_methods_resumes_with_the_missing_ones(tmp_path, monkeypatch, trained):
+    whole = contents(run(tmp_path / "whole"))
+    record = pipeline.record
+    with monkeypatch.context() as killing:
+        killing.setattr(pipeline, "record", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "killed")
+    assert pipeline.record is record
+    assert [row.method for row in Results(tmp_path / "killed").rows] == ["mean"]
+    again, said = make(tmp_path / "killed")
+    same(whole, contents(again.run()))
+    assert trained == [[0], [0]]
+    assert said == ["seed 0: MC-2", "seed 0: temperature"]
+
+
+def test_a_kill_in_training_resumes_where_it_was(tmp_path, monkeypatch):
+    whole = contents(run(tmp_path / "whole"))
+    epoch = pipeline.train.__globals__["_Run"].epoch
+    monkeypatch.setitem(pipeline.train.__globals__, "SAVE_EVERY", -1.0)
+
+    def killed(self):
+        if self.done == 2:
+            raise KeyboardInterrupt
+        done.append(self.done)
+        return epoch(self)
+
+    done = []
+    monkeypatch.setattr(pipeline.train.__globals__["_Run"], "epoch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed")
+    assert done == [0, 1]
+    monkeypatch.setattr(pipeline.train.__globals__["_Run"], "epoch", epoch)
+    same(whole, contents(run(tmp_path / "killed")))
+
+
+def test_another_recipe_is_another_result(tmp_path, trained):
+    first = contents(run(tmp_path))
+    changed = replace(RECIPE, ivon={**RECIPE.ivon, "lr": 0.3})
+    results = run(tmp_path, of=experiment(changed))
+    assert trained == [[0], [0]]
+    assert [row.method for row in results.rows] == list(FEW)  # in the place of the old ones
+    assert {row.config["recipe"]["ivon"]["lr"] for row in results.rows} == {0.3}
+    assert results.rows[0].metrics != first[0][0].metrics
+    same(contents(run(tmp_path / "alone", of=experiment(changed))), contents(results))
+
+
+def test_epochs_instead_of_the_recipes(tmp_path):
+    results = run(tmp_path, epochs=1)
+    assert {row.config["recipe"]["epochs"] for row in results.rows} == {1}
+    same(contents(results), contents(run(tmp_path / "recipe", of=experiment(replace(RECIPE, epochs=1)))))
+
+
+def test_a_limited_run_is_kept_apart(tmp_path):
+    found, _ = make(tmp_path, limit=50)
+    assert [len(part) for part in found.splits(0)[:3]] == [50, 5, 5]
+    assert {row.examples for row in found.run().rows} == {5}
+    assert {row.config["limit"] for row in Results(tmp_path).rows} == {50}
+    whole = run(tmp_path)
+    assert {row.examples for row in whole.rows} == {48}
+    same(contents(whole), contents(run(tmp_path / "alone")))
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        "made-0.safetensors",
+        "made-50-0.safetensors",
+    ]
+    assert [len(part) for part in make(tmp_path, limit=10_000)[0].splits(0)[:3]] == [70, 180, 48]
+
+
+def test_several_seeds_are_trained_together_on_a_gpu_only(tmp_path, monkeypatch):
+    groups = []
+    monkeypatch.setattr(Pipeline, "_train", lambda self, seeds: groups.append(list(seeds)))
+    for device, side_by_side in (("cpu", None), ("cuda", None), ("cuda", 1), ("cuda", 3)):
+        made = experiment(side_by_side=2)
+        make(tmp_path, 0, 1, 2, of=made, device=device, side_by_side=side_by_side)[0].train([0, 1, 2])
+    assert groups == [[0], [1], [2], [0, 1], [2], [0], [1], [2], [0, 1, 2]]
+
+
+def test_costs_are_measured_once(tmp_path, timed):
+    run(tmp_path, 0, 1)
+    run(tmp_path, 2)
+    assert timed == [FEW]
+    assert make(tmp_path)[0].costs() == dict.fromkeys(FEW, COST)
+    run(tmp_path, of=experiment(methods=("mean", "MC-4")))
+    assert timed == [FEW, ("mean", "MC-4")]  # one was not among them
+
+
+def test_no_costs_where_nothing_can_be_compiled(tmp_path, monkeypatch, timed):
+    monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: {})
+    assert [row.cost for row in run(tmp_path).rows] == [None] * 3
+    monkeypatch.undo()
+    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_, **__: dict.fromkeys(methods, COST))
+    assert [row.cost for row in run(tmp_path, 1).rows] == [None] * 3 + [COST] * 3  # there is a compiler now
+
+
+def test_a_posterior_that_is_there_already_is_not_trained(tmp_path, trained):
+    made = experiment(posterior=lambda model, recipe, sources, seed: posterior_of(model, 0.01 * (1 + seed)))
+    results = run(tmp_path, 0, 1, of=made)
+    assert trained == []
+    assert [row.seed for row in results.rows] == [0] * 3 + [1] * 3
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_other_weights_to_start_from_are_another_result(tmp_path, trained):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    out = tmp_path / "out"
+    for name in ("first", "first", "second"):
+        results = run(out, sources=Sources(weights=tmp_path / name))
+    assert trained == [[0], [0]]
+    assert {row.config["weights"] for row in results.rows} == {Sources(weights=tmp_path / "second").fingerprint}
+
+
+def test_a_network_without_layer_norms_has_no_comparison_of_them(tmp_path):
+    def plain(recipe, sources, seed):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    results = run(tmp_path, of=experiment(methods=("CVP",), model=plain))
+    assert results.rows[0].fidelity
+    assert results.norms("made") == ()
+
+
+def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):
+    class Hidden:
+        def __init__(self, split):
+            self.split, self.labels = split, split.labels
+
+        def __len__(self):
+            return len(self.split)
+
+        def take(self, rows):
+            return Hidden(self.split.take(rows))
+
+        def read(self, rows):
+            return self.split.read(rows)
+
+        def to(self, device):
+            return self
+
+    def hidden(sources, seed):
+        return Splits(*map(Hidden, splits()[:3]))
+
+    results = run(tmp_path, of=experiment(splits=hidden))
+    assert results.examples("made") is None
+    same(contents(results), contents(run(tmp_path / "shown")))
+
+
+def test_too_little_memory(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+
+    monkeypatch.setattr(pipeline, "train", full)
+    with pytest.raises(ExperimentError, match=r"too little memory \(CUDA out of memory\); .*--side-by-side 1"):
+        run(tmp_path)
+
+
+def test_missing_data_is_said_before_anything_is_trained(tmp_path, trained):
+    def nowhere(sources, seed):
+        raise DataError("made is not in data")
+
+    with pytest.raises(DataError, match="made is not in data"):
+        run(tmp_path, of=experiment(splits=nowhere))
+    assert trained == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_known_before_the_training(tmp_path, trained):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match="choose another folder|give a results folder"):
+        run(tmp_path / "file" / "results")
+    assert trained == []
+
+
+def test_the_config_is_what_json_makes_of_it(tmp_path):
+    found, _ = make(tmp_path)
+    assert found.config == json.loads(json.dumps(found.config))
+    assert found.config["recipe"] == json.loads(json.dumps(asdict(RECIPE)))

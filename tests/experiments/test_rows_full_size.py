@@ -1,0 +1,52 @@
+"""ViT-B/16 and ResNet-50 at their real size, end to end on a few images: minutes on a CPU."""
+
+import pytest
+
+from tests.experiments import made_rows
+from varprop.experiments import pipeline
+from varprop.experiments.models.vit_base import BASE
+from varprop.experiments.pipeline import Pipeline
+from varprop.experiments.rows import ROWS
+from varprop.report import tables
+from varprop.report.summary import Summary
+
+pytest.importorskip("ivon")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.filterwarnings(
+        "ignore:calibration ended after",
+        "ignore:calibration raised the NLL",
+        "ignore:.* held-out examples for .* are few",
+    ),
+]
+MADE = {
+    "cifar100-vit": (lambda folder: made_rows.cifar100(folder, dict(BASE)), 85_875_556),
+    "imagenet-resnet50": (lambda folder: made_rows.imagenet(folder, {}), 25_557_032),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_measuring(monkeypatch):
+    """Costs, and agreement with 128 sampled networks, take longer than all the rest."""
+    monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: {})
+    monkeypatch.setattr(pipeline, "compare", lambda *_, **__: [])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_from_weights_to_the_table(tmp_path, name):
+    make, weights = MADE[name]
+    experiment, sources = make(tmp_path)
+    run = Pipeline(experiment, (0,), tmp_path / "results", sources=sources, progress=False, say=lambda _: None)
+    run.limit = 4 if experiment.posterior is None else 20
+    results = run.run()
+    model, posterior = run.trained(0)  # read back
+    assert sum(parameter.numel() for parameter in model.parameters()) == weights
+    assert posterior.keys() == dict(model.named_parameters()).keys()
+    text = tables.results(Summary(results.rows), name).text()
+    assert text.startswith(ROWS[name].title)
+    assert all(method in text for method in made_rows.METHODS)
+    scales = results.rows[1].scales
+    assert any(scale != 1 for scale in scales.values())
+    for file in (*tmp_path.rglob("*.safetensors"), *tmp_path.rglob("*.pt")):  # gigabytes, which pytest would keep
+        file.unlink()

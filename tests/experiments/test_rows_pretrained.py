@@ -1,0 +1,165 @@
+"""The rows that start from trained weights, end to end on little: tiny networks, made data and weights."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.experiments import made_rows
+from tests.experiments.made_rows import METHODS
+from varprop.data import Tokens
+from varprop.experiments import pipeline
+from varprop.experiments.pipeline import Pipeline
+from varprop.experiments.rows import ROWS, imagenet_resnet50, imagenet_sample_resnet50
+from varprop.experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
+from varprop.experiments.rows.sst2_minilm import masked
+from varprop.experiments.stack import Stack, each_of
+from varprop.report import tables
+from varprop.report.summary import Summary
+
+pytest.importorskip("ivon")
+# A step of calibration on a few examples is enough to see that it happens.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:calibration ended after", "ignore:calibration raised the NLL", "ignore:.* held-out examples for .* are few"
+)
+MADE = {
+    "cifar100-vit": (made_rows.cifar100, None, 4),
+    "imagenet-resnet50": (made_rows.imagenet, 30, 3),
+    "imagenet-sample-resnet50": (made_rows.imagenet_sample, None, 8),
+    "sst2-minilm": (made_rows.sst2, None, 3),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_measuring(monkeypatch):
+    """Costs, and agreement with 128 sampled networks, are the same for all rows and tested elsewhere."""
+    monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: {})
+    monkeypatch.setattr(pipeline, "compare", lambda *_, **__: [])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_from_weights_to_the_table(tmp_path, name):
+    make, limit, tested = MADE[name]
+    experiment, sources = make(tmp_path)
+    assert experiment.name == name
+    out = tmp_path / "results"
+    results = Pipeline(experiment, (0,), out, sources=sources, limit=limit, progress=False, say=lambda _: None).run()
+    assert [(row.method, row.examples) for row in results.rows] == [(method, tested) for method in METHODS]
+    propagated = results.rows[1]
+    assert "(output)" in propagated.scales
+    assert any(scale != 1 for scale in propagated.scales.values())
+    text = tables.results(Summary(results.rows), name).text()
+    assert all(method in text for method in METHODS)
+    assert text.startswith(ROWS[name].title)
+
+
+def test_what_they_say_of_the_paper():
+    said = {name: (ROWS[name].paper, ROWS[name].stand_in) for name in MADE}
+    assert said == {
+        "cifar100-vit": ("CIFAR-100 (ViT-Base)", False),
+        "imagenet-resnet50": ("ImageNet (ResNet-50)", False),
+        "imagenet-sample-resnet50": ("ImageNet (ResNet-50)", True),
+        "sst2-minilm": (None, False),
+    }
+    for name in MADE:
+        assert ROWS[name].recipe == next(iter(ROWS[name].candidates.values()), ROWS[name].recipe)
+
+
+def test_every_seed_has_its_own_checkpoint(tmp_path):
+    experiment, sources = made_rows.imagenet(tmp_path)
+    models = [experiment.model(experiment.recipe, sources, seed) for seed in (0, 1)]
+    assert not torch.equal(models[0].fc.weight, models[1].fc.weight)
+    for seed, model in enumerate(models):
+        found = experiment.posterior(model, experiment.recipe, sources, seed)
+        assert torch.equal(found["fc.weight"].mean, model.fc.weight)
+        assert (found["fc.weight"].var > 0).all()
+    alone = replace(sources, weights=sources.weights / "resnet50-seed1.pt")
+    assert imagenet_resnet50.checkpoint(alone, 0) == alone.weights
+
+
+def test_validation_images_are_divided_once_for_all_seeds(tmp_path):
+    experiment, sources = made_rows.imagenet(tmp_path, made_rows.TINY)
+    first, second = experiment.splits(sources, 0), experiment.splits(sources, 1)
+    assert (len(first.train), len(first.held_out), len(first.test)) == (0, 4, 996)
+    assert not set(first.held_out.labels.tolist()) & set(first.test.labels.tolist())
+    assert first is second
+    assert first.held_out.images.shape == (4, 3, 224, 224)
+    # Given as the folder itself, as the one above it, and two above.
+    for place in (tmp_path, tmp_path / "imagenet", tmp_path / "imagenet" / "val"):
+        assert imagenet_resnet50.validation_folder(place) == tmp_path / "imagenet" / "val"
+
+
+def test_all_of_the_sample_but_what_is_tested_is_divided_anew_for_each_seed(tmp_path):
+    experiment, sources = made_rows.imagenet_sample(tmp_path)
+    shades = []
+    for seed in (0, 0, 1):
+        parts = experiment.splits(sources, seed)[:3]
+        assert [len(part) for part in parts] == [6, 6, 8]
+        shades.append([part.images[:, 2].float().mean((1, 2)).round().int().tolist() for part in parts])
+        assert len({shade for part in shades[-1] for shade in part}) == 20, "no image is in two parts"
+    assert shades[0] == shades[1] != shades[2]
+    assert shades[0][2] == shades[2][2]
+
+
+def test_the_posterior_of_the_sample_is_that_of_the_chosen_candidate(tmp_path):
+    experiment, sources = made_rows.imagenet_sample(tmp_path)
+    model = experiment.model(experiment.recipe, sources, 0)
+    found = experiment.posterior(model, experiment.recipe, sources, 0)
+    chosen = IMAGENET_SAMPLE_RESNET50.recipe.ivon
+    widest = 1 / (chosen["ess"] * chosen["weight_decay"])
+    assert found["fc.weight"].var.max() <= widest * (1 + 1e-6)
+    assert found["fc.weight"].var.min() < 0.999 * widest, "the curvature counts"
+    assert not torch.equal(
+        found["fc.weight"].var, experiment.posterior(model, experiment.recipe, sources, 1)["fc.weight"].var
+    )
+
+
+def test_candidates_are_judged_on_held_out_images(tmp_path, monkeypatch):
+    _, sources = made_rows.imagenet_sample(tmp_path)
+    judged, judge = [], imagenet_sample_resnet50.judge
+
+    def watched(name, seed, model, posterior, held_out):
+        judged.append(held_out.examples.labels.tolist())
+        return judge(name, seed, model, posterior, held_out)
+
+    monkeypatch.setattr(imagenet_sample_resnet50, "judge", watched)
+    trials = imagenet_sample_resnet50.choose((0, 1), tmp_path / "out", "cpu", sources)
+    assert [(trial.candidate, trial.seed) for trial in trials] == [(n, seed) for seed in (0, 1) for n in CANDIDATES]
+    wanted = [IMAGENET_SAMPLE_RESNET50.splits(sources, seed).held_out.labels.tolist() for seed in (0, 1)]
+    assert judged == [wanted[0]] * len(CANDIDATES) + [wanted[1]] * len(CANDIDATES)
+    written = json.loads((tmp_path / "out" / "imagenet-sample-resnet50-search.json").read_text())
+    assert written["recipes"].keys() == CANDIDATES.keys()
+    assert written["trials"][0]["sampled"]["nll"] > 0
+
+
+def test_sentences_are_held_out_and_tested_and_phrases_trained_on(tmp_path):
+    experiment, sources = made_rows.sst2(tmp_path)
+    train, held_out, test, names = experiment.splits(sources, 0)
+    assert (len(train), len(held_out), len(test)) == (24, 6, 3)
+    assert isinstance(test, Tokens)
+    assert test.input_ids.shape == (3, 64)
+    assert test.labels.tolist() == [1, 0, 1]
+    assert names == ("negative", "positive")
+    file = tmp_path / "sst2" / "test.tsv"
+    file.write_text("index\tsentence\n0\tgood\n")  # as GLUE has it
+    unlabelled = experiment.splits(replace(sources, data=tmp_path / "sst2"), 0)  # another place, so read again
+    assert (len(unlabelled.train), len(unlabelled.held_out), len(unlabelled.test)) == (24, 3, 3)
+
+
+def test_two_encoders_run_as_one(tmp_path):
+    """Training side by side needs vmap to go through the model, and nothing may change by it."""
+    experiment, sources = made_rows.sst2(tmp_path)
+    models = [experiment.model(experiment.recipe, sources, seed) for seed in (0, 1)]
+    tokens = experiment.splits(sources, 0).train.read(slice(6))
+    inputs = each_of(masked(tokens), lambda x: x.unflatten(0, (2, 3)))
+    stack = Stack(models, "cpu")
+    rows = torch.stack([stack.row(model) for model in models]).requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):  # as in training
+        together = stack(rows, inputs)
+    for index, model in enumerate(models):
+        alone = model(**each_of(tokens, lambda x, i=index: x[3 * i : 3 * i + 3])).logits
+        torch.testing.assert_close(together[index], alone, rtol=1e-5, atol=1e-6)
+    together.sum().backward()
+    assert (rows.grad.norm(dim=1) > 0).all()

@@ -1,0 +1,60 @@
+"""Candidates are compared on held-out data alone, all at once, and a search that was stopped goes on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.experiments.made import RECIPE, experiment, splits
+from varprop.errors import InputError
+from varprop.evaluate import evaluate
+from varprop.experiments import search as module
+from varprop.experiments import training
+from varprop.experiments.batches import Batches
+from varprop.experiments.experiment import NOWHERE, Splits
+from varprop.experiments.recipes import Schedule
+from varprop.experiments.rows.scratch import centred, vit
+from varprop.experiments.search import search
+from varprop.experiments.training import Lane, train
+from varprop.predict.predictors import MonteCarlo
+
+CANDIDATES = {"plain": RECIPE, "flat, then down": replace(RECIPE, schedule=Schedule(plateau=0.5))}
+
+
+def without_test_data(sources, seed):
+    train_on, held_out, _, names = splits()
+    return Splits(train_on, held_out, None, names)
+
+
+@pytest.fixture
+def made():
+    return experiment(candidates=CANDIDATES, splits=without_test_data)
+
+
+def test_every_candidate_with_every_seed(tmp_path, made):
+    trials = search(made, [0, 4], tmp_path, "cpu", progress=False)
+    assert [(trial.candidate, trial.seed) for trial in trials] == [
+        (name, seed) for seed in (0, 4) for name in CANDIDATES
+    ]
+    found = json.loads((tmp_path / "made-search.json").read_text())
+    assert [trial["sampled"]["aurc"] for trial in found["trials"]] == [trial.sampled["aurc"] for trial in trials]
+    assert found["recipes"]["flat, then down"]["schedule"]["plateau"] == 0.5
+    assert len({trial.mean["nll"] for trial in trials}) == 4
+
+    lane = Lane(CANDIDATES["flat, then down"], 4, tmp_path / "alone.safetensors")
+    posterior = train([lane], lambda _: vit(RECIPE, NOWHERE, 4), splits().train, centred, "cpu", progress=False)[0]
+    batches = Batches(splits().held_out, centred, 64, "cpu")
+    alone = evaluate(MonteCarlo(vit(RECIPE, NOWHERE, 4).eval(), posterior, 8, seed=4), batches, progress=False)
+    assert trials[3].sampled["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-3)
+
+
+def test_a_search_that_was_stopped_goes_on(tmp_path, made, monkeypatch):
+    first = search(made, [0], tmp_path, "cpu", progress=False)
+    monkeypatch.setattr(training._Run, "epoch", lambda self: pytest.fail("there was nothing to train"))
+    assert search(made, [0], tmp_path, "cpu", progress=False) == first
+
+
+def test_candidates_of_another_length_cannot_be_together(tmp_path):
+    made = experiment(candidates={"short": RECIPE, "long": replace(RECIPE, epochs=9)})
+    with pytest.raises(InputError, match="the same epochs and batch"):
+        module.search(made, [0], tmp_path, "cpu", progress=False)
