@@ -10,16 +10,14 @@ import torch
 import transformers
 
 import varprop as vp
-from tests.demo.made import RECIPE, images
 from tests.report.made import make
 from varprop.cli import app, commands
-from varprop.demo import pipeline
 from varprop.report import Results
 
 pytestmark = pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL")
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "CVP": {"plain": 2.5, "sample": 1.25}}
-NAMES = ["demo", "coverage", "calibrate", "evaluate", "bench", "report"]
+NAMES = ["demo", "reproduce", "search", "coverage", "calibrate", "evaluate", "bench", "report"]
 
 
 def mine_model():
@@ -41,37 +39,6 @@ def test_help_has_an_example(varprop, name):
     found = varprop(name, "--help")
     assert found.code == 0
     assert f"Example: varprop {name}" in " ".join(found.out.split())
-
-
-def test_demo(varprop, tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "load", lambda name, folder: images(name))
-    monkeypatch.setattr(commands, "RECIPES", {"digits": RECIPE})
-    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_: COSTS)
-    monkeypatch.setattr(pipeline, "METHODS", tuple(COSTS))
-    monkeypatch.setattr(commands, "write_report", lambda folder, out: folder / "report.html")
-    monkeypatch.chdir(tmp_path)
-    first = varprop("demo", "--seeds", "0-1", "--epochs", "1")
-    assert first.code == 0, first.err
-    assert "digits, seed 0" in first.out
-    assert "digits, seed 1" in first.out
-    assert "AURC" in first.out
-    rows = Results(tmp_path / "results" / "digits").rows
-    assert [(row.method, row.seed) for row in rows] == [("mean", 0), ("CVP", 0), ("mean", 1), ("CVP", 1)]
-    assert {row.config["recipe"]["epochs"] for row in rows} == {1}
-    assert "report: results/digits/report.html" in first.out
-    again = varprop("demo", "--seeds", "0-1", "--epochs", "1")
-    assert again.out.count("nothing to do") == 2
-
-
-def test_an_interrupt_says_that_nothing_is_lost(varprop, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(commands, "demo", interrupted)
-    found = varprop("demo")
-    assert found.code == 130
-    assert "what was finished is kept" in found.err
-    assert "Traceback" not in found.err
 
 
 def test_coverage_of_a_function(varprop, mine):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,6 @@ from varprop.calibrate.scales import calibrate as fit
 from varprop.cli.points import show_points
 from varprop.cli.references import batches_of, device_named, inputs_of, link_of, model_of, tried
 from varprop.cost import Cost, relative_costs
-from varprop.data import load
-from varprop.demo.pipeline import Pipeline
-from varprop.demo.recipes import RECIPES
 from varprop.errors import InputError
 from varprop.measure import measure
 from varprop.methods import build, listed
@@ -57,24 +52,6 @@ def writable(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise InputError(f"no permission to write to {folder}; choose another folder")
     return folder
-
-
-def demo(
-    name: str, data_dir: Path | None, out: Path, seeds: list[int], epochs: int | None, device: str, console: Console
-) -> None:
-    images = load(name, data_dir)
-    device_named(device)
-    recipe = RECIPES[name] if epochs is None else replace(RECIPES[name], epochs=epochs)
-    started = time.perf_counter()
-    for seed in seeds:
-        console.print(f"[bold]{name}, seed {seed}[/bold]")
-        Pipeline(
-            images, recipe, seed, writable(out), device, say=lambda text: console.print(f"  {text}", highlight=False)
-        ).run()
-    results = read_results(out)
-    show(results, console)
-    report(out, None, console)
-    console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 
 
 def coverage(reference: str, shape: str | None, rules: str) -> Coverage:

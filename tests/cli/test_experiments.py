@@ -1,0 +1,276 @@
+"""reproduce, demo and search, on an experiment that takes no time."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.experiments.made import RECIPE, experiment, splits
+from varprop.cli import commands, experiments
+from varprop.errors import DataError
+from varprop.experiments import pipeline, training
+from varprop.experiments.models.weights import fill
+from varprop.experiments.recipes import Schedule
+from varprop.experiments.rows import ROWS
+from varprop.report import Norms, Results
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the best temperature is at the end", "ignore:.*held-out examples for"),
+    pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL"),
+]
+COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "MC-2": {"plain": 4.0, "sample": 2.0}}
+MADE_UP = Norms(
+    "Σ ~ U(0, 1)",
+    samples=10,
+    activations=4,
+    rmse={"CVP": {"mean": 0.1, "var": 0.2}},
+    points={name: torch.ones(4, 2).numpy() for name in ("mean", "var")},
+)
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """The rows there are: the current folder is empty, reports are not drawn."""
+    found = {
+        "made": experiment(methods=tuple(COSTS), paper="Made (large ViT)", stand_in=True),
+        "digits": experiment(methods=tuple(COSTS), name="digits"),
+    }
+    monkeypatch.setattr(experiments, "ROWS", found)
+    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_: dict.fromkeys(methods, COSTS["mean"]))
+    monkeypatch.setattr(experiments, "synthetic", lambda: [MADE_UP])
+    monkeypatch.setattr(commands, "write_report", lambda folder, out: folder / "report" / "report.html")
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def kept(folder):
+    return [(row.method, row.seed) for row in Results(folder).rows]
+
+
+def test_demo(varprop, rows, tmp_path):
+    first = varprop("demo", "--seeds", "0-1", "--epochs", "1")
+    assert first.code == 0, first.err
+    for text in ("Made (tiny ViT)", "training seed 0", "training seed 1", "seed 0: mean", "AURC"):
+        assert text in first.out
+    assert kept("results/digits") == [("mean", 0), ("MC-2", 0), ("mean", 1), ("MC-2", 1)]
+    assert {row.config["recipe"]["epochs"] for row in Results("results/digits").rows} == {1}
+    assert "report: results/digits/report/report.html" in first.out
+    assert "nothing to do" in varprop("demo", "--seeds", "0-1", "--epochs", "1").out
+
+
+def test_the_demos_are_rows(varprop):
+    assert set(experiments.DEMOS.values()) <= ROWS.keys()
+    assert all(name in varprop("reproduce").out for name in ROWS)
+
+
+def test_without_a_row_all_are_listed(varprop, rows):
+    found = varprop("reproduce")
+    assert found.code == 0, found.err
+    lines = found.out.splitlines()
+    assert lines[0] == "made: Made (tiny ViT), a stand-in for the paper's Made (large ViT)"
+    assert lines[1].rstrip() == "    Squares in noise."
+    assert lines[2] == "digits: Made (tiny ViT), not in the paper"
+
+
+def test_reproduce(varprop, rows):
+    found = varprop("reproduce", "made", "--seeds", "0,2")
+    assert found.code == 0, found.err
+    assert kept("results/made") == [("mean", 0), ("MC-2", 0), ("mean", 2), ("MC-2", 2)]
+    assert Results("results/made").norms("synthetic")[0].title == "Σ ~ U(0, 1)"
+    for text in ("note: on a CPU this takes many hours", "timing compiled passes", "made-up inputs", "AURC"):
+        assert text in found.out
+    assert "report: results/made/report/report.html" in found.out
+    again = varprop("reproduce", "made", "--seeds", "0,2")
+    assert "nothing to do" in again.out
+    assert "made-up" not in again.out
+    assert "note" not in again.out
+    more = varprop("reproduce", "made", "--seeds", "0-2")
+    assert "note: seeds 0, 2 are done already" in more.out
+    assert "training seed 1\n" in more.out
+    assert len(kept("results/made")) == 6
+
+
+def test_a_trial_is_kept_apart(varprop, rows):
+    for option in (("--epochs", "1"), ("--limit", "100")):
+        assert varprop("reproduce", "made", *option).code == 0
+    assert {row.config["limit"] for row in Results("results/made-trial").rows} == {100}
+    found = varprop("reproduce", "made", "--limit", "100", "--out", "mine", "--methods", "mc-2,mean,MC-2")
+    assert found.code == 0, found.err
+    assert kept("mine") == [("MC-2", 0), ("mean", 0)]
+    assert "hours" not in found.out
+
+
+def test_rows_of_other_settings(varprop, rows):
+    varprop("reproduce", "made", "--seeds", "0,1", "--epochs", "1", "--out", "mine")
+    found = varprop("reproduce", "made", "--seeds", "0", "--epochs", "2", "--out", "mine")
+    assert "mine holds rows of seed 0 with other settings (recipe.epochs 1, now 2): each is replaced" in found.out
+    assert (
+        "mine holds rows of seed 1 with other settings (recipe.epochs 1, now 2): the tables will average" in found.out
+    )
+    epochs = {row.seed: row.config["recipe"]["epochs"] for row in Results("mine").rows}
+    assert epochs == {0: 2, 1: 1}
+    rows["made"] = replace(
+        rows["made"], recipe=replace(RECIPE, batch=8, gradient_clip=2.0, schedule=Schedule(0.5, 0.1))
+    )
+    text = varprop("reproduce", "made", "--seeds", "0-1", "--epochs", "2", "--out", "mine").out
+    assert "mine holds rows of seeds 0, 1 with other settings" in text
+    assert "; 1 more)" in text or "; 2 more)" in text
+
+
+def test_a_row_that_was_cut_short(varprop, rows):
+    varprop("reproduce", "made")
+    file = Results("results/made").folder / "rows.jsonl"
+    file.write_text(file.read_text()[:-40])
+    found = varprop("reproduce", "made")
+    assert found.code == 0, found.err
+    assert "note: results/made/rows.jsonl, line 2 was cut short and is skipped" in found.out
+    assert "seed 0: MC-2" in found.out
+    assert "seed 0: mean" not in found.out
+    assert kept("results/made") == [("mean", 0), ("MC-2", 0)]
+
+
+def test_sources_reach_the_experiment(varprop, rows):
+    seen = []
+
+    def remembered(sources, seed):
+        seen.append(sources)
+        return splits()
+
+    rows["made"] = replace(rows["made"], splits=remembered)
+    varprop("reproduce", "made", "--data-dir", "there", "--weights", "w.safetensors", "--epochs", "1")
+    assert {(str(each.data), str(each.weights)) for each in seen} == {("there", "w.safetensors")}
+
+
+def test_options_reach_the_pipeline(varprop, rows, monkeypatch):
+    seen = []
+    monkeypatch.setattr(experiments, "reproduce", lambda pipeline, console: seen.append(pipeline))
+    options = ("--device", "cuda", "--side-by-side", "3", "--threads", "1")
+    assert varprop("reproduce", "made", "--seeds", "0-9", *options).code == 0
+    found = seen[0]
+    assert (found.seeds, found.device, found.side_by_side) == (list(range(10)), "cuda", 3)
+    assert str(found.folder) == "results/made"
+
+
+def test_an_interrupt_says_that_nothing_is_lost(varprop, rows, monkeypatch):
+    epoch = training._Run.epoch
+
+    def interrupted(self):
+        if self.done == 2:
+            raise KeyboardInterrupt
+        return epoch(self)
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(training._Run, "epoch", interrupted)
+        stopping.setattr(training, "SAVE_EVERY", -1.0)
+        for command in (["demo"], ["reproduce", "made"]):
+            found = varprop(*command)
+            assert found.code == 130
+            assert "stopped; what was finished is kept, and the same command goes on from there" in found.err
+            assert "Traceback" not in found.err
+    done = []
+    monkeypatch.setattr(training._Run, "epoch", lambda self: (done.append(self.done), epoch(self))[1])
+    assert varprop("reproduce", "made").code == 0
+    assert done == [2]  # of three
+
+
+def test_search(varprop, rows):
+    flat = replace(RECIPE, schedule=Schedule(plateau=0.5), ivon={**RECIPE.ivon, "lr": 1.0})
+    rows["made"] = replace(rows["made"], candidates={"plain": RECIPE, "flat": flat})
+    found = varprop("search", "made", "--seeds", "0,1")
+    assert found.code == 0, found.err
+    assert "2 candidates, seeds 0, 1" in found.out
+    trials = json.loads((Results("results/made-search").folder / "made-search.json").read_text())["trials"]
+    lines = [line for line in found.out.splitlines() if "plain" in line or "flat" in line]
+    averages = {}
+    for name in ("plain", "flat"):
+        mine = [trial for trial in trials if trial["candidate"] == name]
+        averages[name] = 50 * sum(trial["sampled"]["aurc"] for trial in mine)
+        line = next(line for line in lines if name in line)
+        assert f"{50 * sum(trial['mean']['accuracy'] for trial in mine):.2f}" in line
+        assert f"{averages[name]:.2f}" in line
+    assert next(line for line in lines if "plain" in line).count("(the row's recipe)") == 1
+    assert (lines[0].count("plain") == 1) == (averages["plain"] < averages["flat"])  # the best is on top
+
+
+# --- wrong uses --------------------------------------------------------------------------------------
+
+
+def test_unknown_rows(refused):
+    for command in ("reproduce", "search"):
+        line = refused(command, "cifar10vit")
+        assert "there is no row 'cifar10vit' (did you mean cifar10-vit?); there are cifar10-vit, " in line
+        assert "did you mean" not in refused(command, "mnist")
+    assert "Missing argument 'row'" in refused("search")
+
+
+def test_missing_data(refused, mine):
+    for command in (["reproduce", "cifar10-vit"], ["search", "cifar10-vit"], ["demo", "--data", "cifar10"]):
+        line = refused(*command, "--data-dir", mine / "none", "--out", "out")
+        assert f"cifar10 is not in {mine / 'none'}" in line
+        assert "VARPROP_DATA" in line
+    assert not (mine / "out").exists()
+
+
+def test_too_small_limits(refused, rows, tmp_path):
+    line = refused("reproduce", "made", "--limit", "99")
+    assert "--limit 99 is too small: a tenth of it is calibrated on, so give at least 100" in line
+    assert "'--limit'" in refused("reproduce", "made", "--limit", "0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_methods_devices_and_seeds(refused, rows):
+    assert "there is no method 'magic'" in refused("reproduce", "made", "--methods", "magic")
+    assert "made has no candidates to choose from; rows that have: none" in refused("search", "made")
+    rows["made"] = replace(rows["made"], candidates={"plain": RECIPE})
+    for command in ("reproduce", "search"):
+        assert "there is no device 'gpu' here: use --device cpu" in refused(command, "made", "--device", "gpu")
+        assert "seeds are numbers or ranges" in refused(command, "made", "--seeds", "x")
+
+
+def test_too_little_memory(varprop, rows, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+
+    monkeypatch.setattr(pipeline, "train", full)
+    monkeypatch.setattr(experiments, "try_all", full)
+    found = varprop("reproduce", "made", "--epochs", "1")
+    assert found.code == 2
+    assert found.err.count("\n") == 1
+    assert "error: cpu has too little memory (CUDA out of memory); what is finished is kept." in found.err
+    rows["made"] = replace(rows["made"], candidates={"plain": RECIPE})
+    found = varprop("search", "made", "--seeds", "0-3")
+    assert "error: cpu has too little memory for 4 networks side by side" in found.err
+    assert "fewer --seeds" in found.err
+
+
+def test_a_checkpoint_of_another_architecture(refused, rows):
+    def other(recipe, sources, seed):
+        model = torch.nn.Linear(4, 2)
+        fill(model, torch.nn.Linear(5, 2).state_dict(), str(sources.weights))
+        return model
+
+    rows["made"] = replace(rows["made"], model=other)
+    line = refused("reproduce", "made", "--weights", "w.safetensors", "--epochs", "1")
+    assert "w.safetensors does not hold the weights of this Linear, but of another architecture" in line
+
+
+def test_results_of_another_version(refused, rows):
+    folder = Results("results/made").folder
+    folder.mkdir(parents=True)
+    (folder / "rows.jsonl").write_text(json.dumps({"format": 99}) + "\n")
+    assert "has format 99" in refused("reproduce", "made")
+
+
+def test_warnings_stand_above_progress_bars(varprop, rows, monkeypatch):
+    def warned(*_, **__):
+        for _ in range(3):  # which is told once
+            warnings.warn("200 examples are few", stacklevel=1)
+        raise DataError("and then an error")
+
+    monkeypatch.setattr(pipeline, "train", warned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        found = varprop("reproduce", "made")
+    assert found.err.splitlines() == ["warning: 200 examples are few", "error: and then an error"]
