@@ -15,6 +15,7 @@ import torch
 from varprop.evaluate import Evaluation, evaluate
 from varprop.predict.predictors import Predictor, Propagated
 from varprop.report import Row
+from varprop.report.curves import percentiles
 
 PER_EXAMPLE = ("confidence", "correctness", "label", "target")
 
@@ -40,6 +41,7 @@ def record(
         examples=len(after),
         metrics=after.metrics,
         scales=scales,
+        curve=percentiles(after.confidence, after.correctness),
         versions={name: _version(name) for name in ("torch", "varprop")} | _device(),
         revision=revision(),
         time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -181,7 +181,7 @@ def test_search(varprop, rows):
     found = varprop("search", "made", "--seeds", "0,1")
     assert found.code == 0, found.err
     assert "2 candidates, seeds 0, 1" in found.out
-    trials = json.loads((Results("results/made-search").folder / "made-search.json").read_text())["trials"]
+    trials = json.loads((Results("results/made").folder / "made-search.json").read_text())["trials"]
     lines = [line for line in found.out.splitlines() if "plain" in line or "flat" in line]
     averages = {}
     for name in ("plain", "flat"):

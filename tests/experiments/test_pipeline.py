@@ -85,6 +85,8 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
     for row in results.rows:
         assert (row.row, row.seed, row.examples) == ("made", 0, 48)
         assert set(row.metrics) == set(METRICS)
+        assert len(row.curve) == 100
+        assert row.curve[-1] == pytest.approx(1 - row.metrics["accuracy"])
         assert row.cost == COST
         assert row.config["recipe"]["epochs"] == 3
         assert {name: row.config[name] for name in ("title", "paper", "stand_in", "limit")} == {
@@ -206,10 +208,8 @@ def test_a_limited_run_is_kept_apart(tmp_path):
     whole = run(tmp_path)
     assert {row.examples for row in whole.rows} == {48}
     same(contents(whole), contents(run(tmp_path / "alone")))
-    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
-        "made-0.safetensors",
-        "made-50-0.safetensors",
-    ]
+    names = sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.safetensors"))
+    assert names == ["made-0", "made-50-0"]
     assert [len(part) for part in make(tmp_path, limit=10_000)[0].splits(0)[:3]] == [70, 180, 48]
 
 

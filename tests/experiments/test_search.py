@@ -12,6 +12,7 @@ from varprop.experiments import search as module
 from varprop.experiments import training
 from varprop.experiments.batches import Batches
 from varprop.experiments.experiment import NOWHERE, Splits
+from varprop.experiments.pipeline import Pipeline
 from varprop.experiments.recipes import Schedule
 from varprop.experiments.rows.scratch import centred, vit
 from varprop.experiments.search import search
@@ -52,6 +53,14 @@ def test_a_search_that_was_stopped_goes_on(tmp_path, made, monkeypatch):
     first = search(made, [0], tmp_path, "cpu", progress=False)
     monkeypatch.setattr(training._Run, "epoch", lambda self: pytest.fail("there was nothing to train"))
     assert search(made, [0], tmp_path, "cpu", progress=False) == first
+
+
+def test_what_a_search_has_trained_need_not_be_trained_again(tmp_path, made, monkeypatch):
+    search(made, [0], tmp_path, "cpu", progress=False)
+    monkeypatch.setattr(training._Run, "epoch", lambda self: pytest.fail("there was nothing to train"))
+    for recipe in CANDIDATES.values():
+        chosen = replace(made, recipe=recipe)
+        Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None).train([0])
 
 
 def test_candidates_of_another_length_cannot_be_together(tmp_path):

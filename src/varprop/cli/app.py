@@ -143,7 +143,7 @@ def search(
     device: Device = "cpu",
     data_dir: DataFolder = None,
     weights: Weights = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; default: results/<row>-search.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: results/<row>, as for reproduce.")] = None,
     threads: Threads = None,
     recipe: RecipeFile = None,
 ) -> None:
@@ -151,7 +151,7 @@ def search(
     experiment = experiments.row_named(row)
     if threads is not None:
         torch.set_num_threads(threads)
-    folder = out or Path("results") / f"{row}-search"
+    folder = out or Path("results") / row
     sources = Sources(data_dir, weights)
     experiments.search(experiment, commands.numbers(seeds), folder, device, sources, Console())
 

@@ -22,7 +22,7 @@ from varprop.experiments.batches import Batches
 from varprop.experiments.experiment import NOWHERE, Experiment, Sources, Splits
 from varprop.experiments.norms import traced
 from varprop.experiments.recipes import Recipe
-from varprop.experiments.training import Lane, train
+from varprop.experiments.training import Lane, lane, train
 from varprop.measure import measure, record
 from varprop.methods import build, samples_of
 from varprop.posterior import Posterior
@@ -130,9 +130,7 @@ class Pipeline:
         return train(lanes, self._start, splits.train, self.experiment.prepare, self.device, progress=self.progress)
 
     def _lane(self, seed: int) -> Lane:
-        limited = "" if self.limit is None else f"-{self.limit}"
-        file = self.folder / f"{self.experiment.name}{limited}-{seed}.safetensors"
-        return Lane(self.recipe, seed, file, self.sources.fingerprint)
+        return lane(self.experiment.name, self.recipe, seed, self.folder, self.sources.fingerprint, self.limit)
 
     def _start(self, lane: Lane) -> nn.Module:
         return self.experiment.model(lane.recipe, self.sources, lane.seed)

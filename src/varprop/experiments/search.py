@@ -13,11 +13,10 @@ from torch import nn
 from varprop.evaluate import evaluate
 from varprop.experiments.batches import Batches
 from varprop.experiments.experiment import NOWHERE, Experiment, Sources
-from varprop.experiments.training import Lane, train
+from varprop.experiments.training import Lane, lane, train
 from varprop.measure import revision
 from varprop.posterior import Posterior
 from varprop.predict.predictors import MeanNetwork, MonteCarlo
-from varprop.report.files import slug
 
 SAMPLES = 8  # the paper chose by the held-out AURC of so many
 
@@ -41,13 +40,14 @@ def search(
     *,
     progress: bool = True,
 ) -> list[Trial]:
-    """All candidates with all seeds, together on the device; written to ``<experiment>-search.json`` in the folder."""
+    """All candidates with all seeds, together on the device; written to ``<experiment>-search.json`` in the folder.
+
+    A pipeline in the same folder finds what was trained here.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [(name, seed) for seed in seeds for name in experiment.candidates]
-    lanes = [
-        Lane(experiment.candidates[name], seed, folder / f"search-{slug(name)}-{seed}.safetensors")
-        for name, seed in pairs
-    ]
+    weights = sources.fingerprint
+    lanes = [lane(experiment.name, experiment.candidates[name], seed, folder, weights) for name, seed in pairs]
     splits = experiment.splits(sources, 0)
 
     def start(lane: Lane) -> Any:
@@ -56,8 +56,8 @@ def search(
     posteriors = train(lanes, start, splits.train, experiment.prepare, device, progress=progress)
     held_out = Batches(splits.held_out, experiment.prepare, 500, device)
     trials = []
-    for (name, seed), lane, posterior in zip(pairs, lanes, posteriors, strict=True):
-        model = start(lane).to(device).eval()
+    for (name, seed), each, posterior in zip(pairs, lanes, posteriors, strict=True):
+        model = start(each).to(device).eval()
         trials.append(judge(name, seed, model, posterior, held_out))
     write(experiment, trials, folder)
     return trials

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,15 @@ class Lane:
     def finished(self) -> bool:
         found = checkpoints.load(self.checkpoint, self.key)
         return found is not None and found.done == self.recipe.epochs
+
+
+def lane(
+    name: str, recipe: Recipe, seed: int, folder: Path, weights: str | None = None, limit: int | None = None
+) -> Lane:
+    """Its checkpoint is named by all that decides it: what a search has trained there need not be trained again."""
+    found = Lane(recipe, seed, folder, weights)
+    limited = "" if limit is None else f"-{limit}"
+    return replace(found, checkpoint=folder / f"{name}{limited}-{seed}-{found.key[:8]}.safetensors")
 
 
 def train(

@@ -64,7 +64,6 @@ CANDIDATES = {
     "plain": PLAIN,
     "slow": replace(PLAIN, ivon={**PLAIN.ivon, "lr": 2.0}),
     "wide": replace(PLAIN, ivon={**PLAIN.ivon, "ess": 1e6}),
-    "wide, slow curvature": replace(PLAIN, ivon={**PLAIN.ivon, "ess": 1e6, "beta2": 0.9999}),
 }
 
 SST2_MINILM = Experiment(

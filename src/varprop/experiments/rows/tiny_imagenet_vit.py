@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from varprop.experiments.augment import Augment
 from varprop.experiments.experiment import Experiment
 from varprop.experiments.recipes import Recipe, Schedule
 from varprop.experiments.rows.cifar10_vit import IVON
 from varprop.experiments.rows.scratch import centred, splits, vit
+
+PLATEAU = Recipe(
+    model={
+        "channels": 3,
+        "side": 64,
+        "classes": 100,
+        "patch": 8,
+        "width": 192,
+        "depth": 4,
+        "heads": 3,
+        "position": 0.02,
+    },
+    epochs=100,
+    batch=128,
+    ivon=IVON,
+    schedule=Schedule(warmup=0.05, plateau=0.5),  # what was best for CIFAR-10
+    augment=Augment(pad=8, flip=True),
+)
+CANDIDATES = {"plateau": PLATEAU, "plateau, colour": replace(PLATEAU, augment=Augment(pad=8, flip=True, jitter=0.3))}
 
 TINY_IMAGENET_VIT = Experiment(
     name="tiny-imagenet-vit",
@@ -16,14 +37,8 @@ TINY_IMAGENET_VIT = Experiment(
     stand_in=True,
     splits=splits("tiny-imagenet", held_out=3500),
     model=vit,
-    recipe=Recipe(
-        model={"channels": 3, "side": 64, "classes": 100, "patch": 8, "width": 192, "depth": 4, "heads": 3},
-        epochs=100,
-        batch=128,
-        ivon=IVON,
-        schedule=Schedule(warmup=0.05),
-        augment=Augment(pad=8, flip=True, jitter=0.3),
-    ),
+    recipe=PLATEAU,
     prepare=centred,
     side_by_side=5,
+    candidates=CANDIDATES,
 )
