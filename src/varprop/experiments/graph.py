@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,16 +21,16 @@ class Gradients:
 
     def __init__(self, function: Callable[..., Tensor], parameters: Sequence[nn.Parameter]) -> None:
         self.function, self.parameters = function, parameters
+        self._plain = parameters[0].device.type != "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
         self._slots: list[Tensor] = []
 
     def __call__(self, *batch: Any) -> Tensor:
-        if self.parameters[0].device.type != "cuda":
-            return self._compute(*batch)
-        if self._graph is None:
+        if self._graph is None and not self._plain:
             self._record(batch)
+        if self._graph is None:
+            return self._compute(*batch)
         torch._foreach_copy_(self._slots, pytree.tree_leaves(batch))
-        assert self._graph is not None
         self._graph.replay()
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
@@ -53,8 +54,15 @@ class Gradients:
         torch.cuda.current_stream().wait_stream(stream)
         self._clear()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._result = self._compute(*static)
+        try:
+            with torch.cuda.graph(graph):
+                self._result = self._compute(*static)
+        except RuntimeError as error:
+            self._plain = True
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"no CUDA graph of a training step, which is slower but right: {reason}", stacklevel=2)
+            self._clear()
+            return
         self._gradients = [parameter.grad for parameter in self.parameters]
         self._graph = graph
 
