@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from varprop.report import Summary, read_results, tables
+
 ROOT = Path(__file__).parents[1]
 # Also blocks inside lists and admonitions, which are indented.
 BLOCK = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", flags=re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^[ >]*(```|~~~) *(python|py|pycon)\b", flags=re.MULTILINE | re.IGNORECASE)
+TABLE = re.compile(r"<!-- table: (\S+) (\w+) -->\n\n((?:\|[^\n]*\n)+)")
 # Libraries a page shows that are no dependencies of the tests: they are installed apart, from peers.txt.
 PEERS = {"docs/posteriors.md": ("laplace", "bayesian_torch")}
 
@@ -43,6 +46,14 @@ def test_python_blocks_run(page, capsys, tmp_path, monkeypatch):
         above = "\n" * (text.count("\n", 0, block.start("code")))
         code = compile(above + textwrap.dedent(block["code"]), page, "exec")
         exec(code, names)  # noqa: S102 (our own documents)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_tables_are_those_of_the_stored_rows(page):
+    """A table after a comment such as <!-- table: results/digits main --> is what the report would write."""
+    for folder, kind, shown in TABLE.findall(page.read_text()):
+        found = tables.stacked(Summary(read_results(ROOT / "docs" / folder).rows))[kind]
+        assert shown.strip() == found.tables[0].markdown(), f"{kind} of {folder}: varprop report writes another table"
 
 
 def test_every_page_is_in_the_navigation():

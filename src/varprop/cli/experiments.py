@@ -116,10 +116,7 @@ def _say(console: Console, text: str) -> None:
 
 def _done(pipeline: Pipeline) -> list[int]:
     """The seeds that lack nothing."""
-    config = pipeline.config
-    there = {row.key for row in Results(pipeline.folder).rows if row.config == config}
-    wanted = [(pipeline.experiment.name, method) for method in pipeline.experiment.methods]
-    return [seed for seed in pipeline.seeds if all((*key, seed) in there for key in wanted)]
+    return [seed for seed in pipeline.seeds if not pipeline.missing(seed)]
 
 
 def _notes(pipeline: Pipeline) -> Iterator[str]:

@@ -55,7 +55,7 @@ class Pipeline:
 
     def run(self) -> Results:
         results = Results(self.folder)
-        missing = {seed: self._missing(results, seed) for seed in self.seeds}
+        missing = {seed: self.missing(seed) for seed in self.seeds}
         if not any(missing.values()):
             self.say(f"all {len(self.experiment.methods)} methods are there already: nothing to do")
             return results
@@ -90,8 +90,10 @@ class Pipeline:
             found["weights"] = self.sources.fingerprint
         return json.loads(json.dumps(found))
 
-    def _missing(self, results: Results, seed: int) -> list[str]:
-        done = {row.key for row in results.rows if row.config == self.config}
+    def missing(self, seed: int) -> list[str]:
+        """The methods that have no row with these settings yet."""
+        config = self.config
+        done = {row.key for row in Results(self.folder).rows if row.config == config}
         return [method for method in self.experiment.methods if (self.experiment.name, method, seed) not in done]
 
     @cached_property
