@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
-from varprop.optim import IVON, arena
+from varprop.optim import IVON, arena, noise
 from varprop.optim.errors import SamplingError, SettingError
 from varprop.optim.noise import Noise
 
@@ -350,27 +350,88 @@ def test_memory_formats_and_empty_parameters():
 
 
 @pytest.mark.parametrize("portions", [0, 1])
-def test_an_interrupt_while_noise_is_drawn(portions, monkeypatch):
+def test_an_interrupt_while_weights_are_put_in_place(portions, monkeypatch):
     """Wherever it comes, the weights are the means afterwards."""
     monkeypatch.setattr(arena, "PIECE", 8)
     model = nn.Linear(8, 4)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = IVON(model.parameters(), lr=0.1, ess=10)
-    filled = []
+    kept, keep = [], arena.Arena._keep_means
 
-    def broken(self, device, seed):
-        def fill(vector):
-            if len(filled) == portions:
-                raise KeyboardInterrupt
-            filled.append(vector.normal_())
+    def broken(self, some):
+        if len(kept) == portions:
+            raise KeyboardInterrupt
+        kept.append(some)
+        keep(self, some)
 
-        return fill
-
-    monkeypatch.setattr(Noise, "stream", broken)
+    monkeypatch.setattr(arena.Arena, "_keep_means", broken)
     with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
         pass
-    assert len(filled) == portions
-    assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
+    assert len(kept) == portions
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+
+
+def test_an_interrupt_while_noise_is_drawn(monkeypatch):
+    model = nn.Linear(8, 4)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = IVON(model.parameters(), lr=0.1, ess=10)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(noise, "fill_float32", interrupted)
+    with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
+        pass
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 1001])
+def test_noise_of_any_size_is_filled_to_its_end(size):
+    vector = torch.full((size,), torch.nan)
+    Noise().stream(vector.device, 0, (0,), 0)(vector)
+    assert vector.isfinite().all()
+    assert len(vector.unique()) == size
+
+
+def test_noise_is_normal_and_uncorrelated():
+    first, second = (torch.empty(1 << 20) for _ in range(2))
+    for draw, vector in enumerate((first, second)):
+        Noise().stream(vector.device, 7, (0, 1), draw)(vector)
+    z = torch.cat([first, second]).double()
+    error = len(z) ** -0.5
+    assert abs(z.mean()) < 5 * error
+    assert abs(z.var() - 1) < 5 * 2**0.5 * error
+    assert abs((z**3).mean()) < 5 * 15**0.5 * error
+    assert abs((z**4).mean() - 3) < 5 * 96**0.5 * error
+    half = len(first) // 2
+    pairs = [
+        (first, second),
+        (first[:half], first[half:]),
+        (first[:-1], first[1:]),
+        (first[:half] ** 2, first[half:] ** 2),
+    ]
+    for a, b in pairs:
+        assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 * len(a) ** -0.5
+    inside = (z[:, None] < torch.linspace(-4, 4, 33).double()).double().mean(0)
+    expected = torch.special.ndtr(torch.linspace(-4, 4, 33).double())
+    assert ((inside - expected).abs() < 5 * (expected * (1 - expected)).sqrt() * error).all()
+
+
+def test_streams_have_names():
+    def drawn(seed, lane, draw, size=100):
+        vector = torch.empty(size)
+        Noise().stream(vector.device, seed, lane, draw)(vector)
+        return vector
+
+    assert torch.equal(drawn(0, (0, 0), 3), drawn(0, (0, 0), 3))
+    others = [
+        drawn(1, (0, 0), 3),
+        drawn(0, (1, 0), 3),
+        drawn(0, (0, 1), 3),
+        drawn(0, (0, 0), 4),
+        drawn(2**32, (0, 0), 3),
+    ]
+    assert all(not torch.equal(drawn(0, (0, 0), 3), other) for other in others)
 
 
 def stacked(seeds, starts, steps=3):

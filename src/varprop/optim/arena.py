@@ -114,9 +114,9 @@ class Arena:
             scale_(self._scale.whole, self.hess.whole, settings.weight_decay)
             self._scaled_for = wanted
         weights, self._kept = self.weights(), 0
+        if draw is not None:
+            draw(noise.whole)
         for some in self._portions:
-            if draw is not None:  # here and not all at once: what is drawn is still in the cache when it is used
-                draw(noise.whole[self.offsets[some.start] : self.offsets[some.stop]])
             self._keep_means(some)
             self._kept = some.stop
             means, width = self.mean.parts[some], settings.ess**-0.5

@@ -20,7 +20,7 @@ from torch import Tensor
 from varprop.optim.arena import Arena, Flat, State
 from varprop.optim.ddp import Reduction
 from varprop.optim.errors import SamplingError
-from varprop.optim.noise import Noise, stream
+from varprop.optim.noise import Noise
 from varprop.optim.sharded import agree, coordinate, is_sharded, local
 
 _EVALUATION = 0x5EED  # a lane of its own: looking at samples changes nothing in training
@@ -127,9 +127,9 @@ class Draws:
     def _draw(self, arena: Arena, lane: tuple[int, ...], draw: int) -> Callable[[Tensor], None]:
         seeds = arena.group["seed"]
         if isinstance(seeds, int):
-            return self._noise.stream(arena.device, stream(seeds, lane, draw))
+            return self._noise.stream(arena.device, seeds, lane, draw)
         lane = (0, *lane[1:])  # the rows' seeds tell them apart, whatever group they are in
-        fills = [self._noise.stream(arena.device, stream(seed, lane, draw)) for seed in seeds]
+        fills = [self._noise.stream(arena.device, seed, lane, draw) for seed in seeds]
         size = arena.params[0].numel() // len(seeds)
 
         def fill(vector: Tensor) -> None:

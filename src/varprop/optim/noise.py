@@ -1,4 +1,4 @@
-"""Normal noise from counted streams.
+"""Normal noise from named streams.
 
 Each draw has a stream of its own, named by (seed, lane, number of the draw). So two integers in a checkpoint are the
 whole state of the noise, the same on every rank, and resuming from rank 0's checkpoint gives each rank its own noise
@@ -7,30 +7,15 @@ back. A running generator could do neither: its state differs from rank to rank,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_MASK = 0xFFFFFFFF
-
-
-def stream(seed: int, lane: Iterable[int], draw: int) -> int:
-    """The seed of one draw, in 32 bits because torch's CPU generator uses no more.
-
-    The last mixing is a bijection, so the draws of one lane never share a stream.
-    """
-    start = _mix(seed & _MASK) ^ _mix((seed >> 32) & _MASK)
-    for part in lane:
-        start = _mix((start + 0x9E3779B9 * (part + 1)) & _MASK)
-    return _mix((start + draw) & _MASK)
-
-
-def _mix(x: int) -> int:
-    """The finalizer of MurmurHash3: invertible, and every bit of the input moves half of the output's."""
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK
-    return x ^ (x >> 16)
+PIECE = 1 << 21  # entries that are drawn together: more would take memory, fewer take more calls
+Fill = Callable[[Tensor], None]
 
 
 class Noise:
@@ -39,23 +24,44 @@ class Noise:
     def __init__(self) -> None:
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def stream(self, device: torch.device, seed: int) -> Callable[[Tensor], None]:
-        """A function that fills one vector after the other from the stream of that seed."""
-        generator = self._generators.get(device)
-        if generator is None:
-            generator = self._generators[device] = torch.Generator(device)
+    def stream(self, device: torch.device, seed: int, lane: Iterable[int], draw: int) -> Fill:
+        """A function that fills one vector after the other from the stream of that name."""
+        name = np.random.SeedSequence(seed, spawn_key=(*lane, draw))
+        bits = np.random.SFC64(name) if device.type == "cpu" else None
         fresh = True
 
         def fill(vector: Tensor) -> None:
             nonlocal fresh
-            if fresh:  # only now: another stream may have been in use since
-                generator.manual_seed(seed)
+            if bits is not None and vector.dtype == torch.float32:
+                for piece in vector.split(PIECE):
+                    fill_float32(piece, bits)
+                return
+            generator = self._generators.setdefault(device, torch.Generator(device))
+            if fresh:  # only now: another stream may have used the generator since
+                generator.manual_seed(int(name.generate_state(1, np.uint64)[0]))
                 fresh = False
             vector.normal_(generator=generator)
 
         return fill
 
 
+def fill_float32(vector: Tensor, bits: np.random.SFC64) -> None:
+    """Box and Muller's √(−2 log u)·(cos 2πv, sin 2πv), from uniform numbers of 23 bits.
+
+    Faster on a CPU than torch's ``normal_`` by a third: that spends its time in the Mersenne twister, with one thread,
+    while here the bits come from a lighter generator and the rest from torch's threads.
+    """
+    half = (vector.numel() + 1) // 2
+    words = torch.from_numpy(bits.random_raw(half).view(np.int32))
+    # The mantissa of a float between 1 and 2. So 2 − u is never 0, and turning by one more circle changes nothing.
+    uniform = words.bitwise_and_(0x007FFFFF).bitwise_or_(0x3F800000).view(torch.float32)
+    radius, angle = uniform[:half].neg_().add_(2.0), uniform[half:].mul_(2 * math.pi)
+    radius.log_().mul_(-2.0).sqrt_()
+    torch.mul(torch.cos(angle), radius, out=vector[:half])
+    rest = vector.numel() - half
+    torch.mul(angle.sin_()[:rest], radius[:rest], out=vector[half:])
+
+
 def fresh_seed() -> int:
     """A seed from torch's global generator, so that ``torch.manual_seed`` decides it."""
-    return int(torch.randint(_MASK, ()))
+    return int(torch.randint(0xFFFFFFFF, ()))
