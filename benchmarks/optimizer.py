@@ -107,7 +107,7 @@ def contestants(device: torch.device) -> dict[str, Function]:
         print("ivon-opt is not installed: left out")
     else:
         found["ivon-opt"] = blocks(ivon.IVON, device)
-    return found | {"one draw of noise": noise(device)}
+    return found | {"torch's normal_ alone": noise(device)}
 
 
 def main() -> None:
