@@ -3,7 +3,6 @@
 import pytest
 
 from tests.experiments import made_rows
-from varprop.experiments import pipeline
 from varprop.experiments.models.vit_base import BASE
 from varprop.experiments.pipeline import Pipeline
 from varprop.experiments.rows import ROWS
@@ -26,15 +25,8 @@ MADE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def without_measuring(monkeypatch):
-    """Costs, and agreement with 128 sampled networks, take longer than all the rest."""
-    monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: {})
-    monkeypatch.setattr(pipeline, "compare", lambda *_, **__: [])
-
-
 @pytest.mark.parametrize("name", MADE)
-def test_from_weights_to_the_table(tmp_path, name):
+def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     make, weights = MADE[name]
     experiment, sources = make(tmp_path)
     run = Pipeline(experiment, (0,), tmp_path / "results", sources=sources, progress=False, say=lambda _: None)

@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.experiments import made_rows
 from tests.experiments.made_rows import METHODS
 from varprop.data import Tokens
-from varprop.experiments import pipeline
 from varprop.experiments.pipeline import Pipeline
 from varprop.experiments.rows import ROWS, imagenet_resnet50, imagenet_sample_resnet50
 from varprop.experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
@@ -32,15 +31,8 @@ MADE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def without_measuring(monkeypatch):
-    """Costs, and agreement with 128 sampled networks, are the same for all rows and tested elsewhere."""
-    monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: {})
-    monkeypatch.setattr(pipeline, "compare", lambda *_, **__: [])
-
-
 @pytest.mark.parametrize("name", MADE)
-def test_from_weights_to_the_table(tmp_path, name):
+def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     make, limit, tested = MADE[name]
     experiment, sources = make(tmp_path)
     assert experiment.name == name

@@ -79,11 +79,12 @@ def _listed(names: Sequence[str]) -> str:
 def _lead(summary: Summary) -> str:
     shown = lineup.main(summary.methods)
     more = len(summary.methods) - len(shown)
+    others = f" and {more} variant{'s' * (more > 1)} of these" if more else ""
     most = max(len(summary.seeds(e)) for e in summary.experiments)
     seeds = f"{most} seeds each" if most > 1 else "one seed: there are no standard errors"
     return (
         f'<p class="lead">How well {len(summary.methods)} methods know when they are wrong, and what that costs: '
-        f"{escape(_listed(shown))}{f' and {more} variants of these' if more else ''}; {seeds}.</p>"
+        f"{escape(_listed(shown))}{others}; {seeds}.</p>"
         '<p class="note">A method gives each test example an answer and a confidence. Accuracy says how often the '
         "answer is right; AURC, C@R and Φ how well confidence tells right from wrong answers; ECE, ACE, Brier and NLL "
         "whether the probabilities mean what they say. Time is relative to one pass.</p>"
