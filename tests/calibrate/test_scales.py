@@ -36,15 +36,17 @@ def nll(net, x, y):
 
 
 def test_calibration_improves_what_was_not_seen():
-    digits = trained()
-    net = vp.propagate(digits.model, digits.posterior)
-    fitted = calibrate(net, [digits.held_out], epochs=10)
-    before, after = nll(net, *digits.test), nll(fitted, *digits.test)
-    gain = before - after
-    assert gain.mean() > 0
+    """On average over networks: for some there is little to gain, and chance decides the sign."""
+    gains = []
+    for seed in range(4):
+        digits = trained(seed)
+        net = vp.propagate(digits.model, digits.posterior)
+        fitted = calibrate(net, [digits.held_out], epochs=10)
+        gains.append(nll(net, *digits.test).mean() - nll(fitted, *digits.test).mean())
+        assert all(alpha != 1 for alpha in fitted.scales.values())
+        assert all(alpha == 1 for alpha in net.scales.values())
+    gain = torch.stack(gains)
     assert gain.mean() > gain.std() / math.sqrt(len(gain)), "the gain is within its standard error"
-    assert all(alpha != 1 for alpha in fitted.scales.values())
-    assert all(alpha == 1 for alpha in net.scales.values())
 
 
 def test_the_ablation_grid():
