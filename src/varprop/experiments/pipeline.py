@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ class Pipeline:
     side_by_side: int | None = None
     progress: bool = True
     say: Callable[[str], None] = print
+    _read: tuple[int, Splits] | None = field(default=None, init=False, repr=False)
 
     def run(self) -> Results:
         results = Results(self.folder)
@@ -96,12 +96,9 @@ class Pipeline:
         done = {row.key for row in Results(self.folder).rows if row.config == config}
         return [method for method in self.experiment.methods if (self.experiment.name, method, seed) not in done]
 
-    @cached_property
-    def _shared(self) -> dict[int, Splits]:
-        return {}
-
     def splits(self, seed: int) -> Splits:
-        if seed not in self._shared:
+        """The data of a seed; that of the last one is kept."""
+        if self._read is None or self._read[0] != seed:
             found = self.experiment.splits(self.sources, seed)
             if self.limit is not None:
                 few = max(2, self.limit // HELD)
@@ -109,9 +106,8 @@ class Pipeline:
                     part.take(slice(size)) for part, size in zip(found[:3], (self.limit, few, few), strict=True)
                 )
                 found = Splits(train, held_out, test, found.names)
-            self._shared.clear()  # one at a time in memory
-            self._shared[seed] = found
-        return self._shared[seed]
+            self._read = seed, found
+        return self._read[1]
 
     # --- training ------------------------------------------------------------------------------------
 
