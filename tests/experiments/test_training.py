@@ -285,3 +285,11 @@ def test_a_model_comes_from_its_seed_alone():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_how_it_is_calibrated_is_not_how_it_was_trained(tmp_path):
+    """Other calibration finds the same checkpoint; another rate does not."""
+    ours = training.lane("made", RECIPE, 0, tmp_path)
+    assert training.lane("made", replace(RECIPE, calibration={"epochs": 50}), 0, tmp_path).checkpoint == ours.checkpoint
+    faster = replace(RECIPE, ivon={**RECIPE.ivon, "lr": 3.0})
+    assert training.lane("made", faster, 0, tmp_path).checkpoint != ours.checkpoint

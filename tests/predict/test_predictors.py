@@ -90,6 +90,32 @@ def test_networks_run_as_one(model, posterior):
         torch.testing.assert_close(vp.MonteCarlo(model, posterior, 7, at_once=at_once)(X).probs, one_by_one.probs)
 
 
+class Masked(nn.Module):
+    """Attention that no padded token takes part in."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, mask):
+        tokens = self.inner(x)[:, None]
+        return self.head(nn.functional.scaled_dot_product_attention(tokens, tokens, tokens, mask)[:, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_networks_run_as_one_with_a_mask_they_share(device):
+    """CUDA's fused attention refuses it."""
+    torch.manual_seed(0)
+    model = Masked().eval().to(device)
+    posterior = posterior_of(model, 0.1)
+    x, mask = torch.randn(10, 16, 4, device=device), torch.rand(10, 1, 1, 16, device=device) < 0.7
+    one_by_one = vp.MonteCarlo(model, posterior, 5)(x, mask)
+    torch.testing.assert_close(vp.MonteCarlo(model, posterior, 5, at_once=3)(x, mask).probs, one_by_one.probs)
+
+
 def test_seeds(model, posterior):
     a, b, c = (vp.MonteCarlo(model, posterior, 3, seed=seed)(X).probs for seed in (0, 0, 1))
     assert torch.equal(a, b)

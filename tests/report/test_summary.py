@@ -36,6 +36,15 @@ def test_mean_and_standard_error_by_hand():
     assert estimate([1, math.inf]).mean == math.inf
 
 
+def test_a_time_measured_once_for_all_seeds_has_no_spread():
+    time = next(c for c in COLUMNS if c.key == "cost.sample")
+    made = [Row("d", "CVP", seed, 10, {"accuracy": 0.5}, cost={"sample": 1.5}) for seed in range(3)]
+    assert math.isnan(Summary(made).estimate("d", "CVP", time).sem)
+    assert Summary(made).estimate("d", "CVP", ACCURACY).sem == 0
+    again = [*made, Row("d", "CVP", 3, 10, {"accuracy": 0.5}, cost={"sample": 1.7})]
+    assert Summary(again).estimate("d", "CVP", time) == Estimate(pytest.approx(1.6), pytest.approx(0.1), 2)
+
+
 def test_paired_differences_cancel_what_seeds_share():
     summary = Summary(rows(d__CVP=[0.5, 0.7, 0.9], d__mean=[0.4, 0.61, 0.79]))
     # Differences 10, 9, 11 points: mean 10, s = 1. Unpaired, the standard error would be 16 points.

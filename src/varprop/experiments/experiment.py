@@ -77,5 +77,7 @@ class Experiment:
     methods: tuple[str, ...] = METHODS
     side_by_side: int = 1
     """So many seeds are trained together on a GPU."""
+    evaluation_batch: int = 500
+    """So many examples go through a network together on a GPU, to evaluate it."""
     candidates: Mapping[str, Recipe] = field(default_factory=dict)
     """Recipes that ``recipe`` was chosen from, on held-out data."""

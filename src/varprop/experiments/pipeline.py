@@ -69,7 +69,7 @@ class Pipeline:
         except torch.OutOfMemoryError as error:
             raise ExperimentError(
                 f"{self.device} has too little memory ({str(error).partition('.')[0]}); what is finished is kept. "
-                "Train fewer seeds side by side (--side-by-side 1), or free the device"
+                "Free the device, or train fewer seeds side by side (--side-by-side 1)"
             ) from error
         return results
 
@@ -193,7 +193,7 @@ class Pipeline:
     def _subject(self, seed: int) -> _Subject:
         model, posterior = self.trained(seed)
         splits = self.splits(seed)
-        size = 64 if self.device == "cpu" else 500
+        size = 64 if self.device == "cpu" else self.experiment.evaluation_batch
         held_out, test = (
             Batches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
         )

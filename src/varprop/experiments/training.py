@@ -47,7 +47,8 @@ class Lane:
     @property
     def key(self) -> str:
         """A checkpoint of anything else is not this network's."""
-        return hashlib.sha256(repr((self.recipe, self.seed, self.weights)).encode()).hexdigest()
+        trained = replace(self.recipe, calibration={})  # which comes after
+        return hashlib.sha256(repr((trained, self.seed, self.weights)).encode()).hexdigest()
 
     @property
     def pace(self) -> str:

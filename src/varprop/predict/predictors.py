@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from varprop.capture.export import Output
 from varprop.capture.output import select_output
@@ -192,7 +193,9 @@ class MonteCarlo(Predictor):
             yield run(self.model, group[0], args, kwargs, self.output)
             return
         stacked = {name: torch.stack([weights[name] for weights in group]) for name in group[0]}
-        yield from torch.func.vmap(lambda weights: run(self.model, weights, args, kwargs, self.output))(stacked)
+        with sdpa_kernel(SDPBackend.MATH):  # CUDA's fused attention takes no mask that is the same for all (torch 2.11)
+            found = torch.func.vmap(lambda weights: run(self.model, weights, args, kwargs, self.output))(stacked)
+        yield from found
 
     def __repr__(self) -> str:
         return f"MonteCarlo({type(self.model).__name__}, samples={self.samples}, link={self.link})"

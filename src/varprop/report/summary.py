@@ -93,7 +93,9 @@ class Summary:
         return next((row.config[key] for row in self.rows if row.row == experiment and row.config.get(key)), None)
 
     def estimate(self, experiment: str, method: str, column: Column) -> Estimate:
-        return estimate(column.of(row) for row in self.of(experiment, method))
+        values = [column.of(row) for row in self.of(experiment, method)]
+        # A time that seeds share was measured once: it has no spread.
+        return estimate(dict.fromkeys(values) if column.key.startswith("cost.") else values)
 
     def difference(self, experiment: str, method: str, reference: str, column: Column) -> Estimate:
         """``method`` minus ``reference``, seed by seed: what seeds have in common cancels."""

@@ -44,4 +44,5 @@ CIFAR100_VIT = Experiment(
         calibration={"micro_batch": 64},  # for the memory of its gradients alone; steps are of 256
     ),
     prepare=VIT,
+    evaluation_batch=100,
 )

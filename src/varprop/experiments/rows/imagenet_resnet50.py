@@ -108,5 +108,6 @@ IMAGENET_RESNET50 = Experiment(
     model=start,
     recipe=replace(NO_TRAINING, calibration={"micro_batch": 64}),
     prepare=IMAGENET,
+    evaluation_batch=100,
     posterior=read_posterior,
 )

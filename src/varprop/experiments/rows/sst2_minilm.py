@@ -59,11 +59,13 @@ PLAIN = Recipe(
     batch=64,
     ivon={"lr": 5.0, "ess": 6e6, "hess_init": 0.01, "beta2": 0.9995, "weight_decay": 1e-5, "clip_radius": 1e-3},
     schedule=Schedule(warmup=0.1),
+    calibration={"epochs": 50},  # 200 steps, as with the 5,000 images of CIFAR-10
 )
 CANDIDATES = {
     "plain": PLAIN,
     "slow": replace(PLAIN, ivon={**PLAIN.ivon, "lr": 2.0}),
     "wide": replace(PLAIN, ivon={**PLAIN.ivon, "ess": 1e6}),
+    "wider": replace(PLAIN, ivon={**PLAIN.ivon, "ess": 3e5}),
 }
 
 SST2_MINILM = Experiment(
