@@ -216,6 +216,17 @@ def test_warnings():
         vp.calibrate(net, [(X, Y)], epochs=1, progress=False)
 
 
+def test_predictions_that_are_not_sure_enough():
+    """Labels that the network always finds, and labels drawn from what it says."""
+    net = small()
+    probs = vp.Propagated(net)(X).probs
+    with pytest.warns(UserWarning, match=r"not sure enough: logits divided by 0.8 have an NLL that is 0\.\d+ lower"):
+        calibrate(net, [(X, probs.argmax(-1))])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "these predictions")
+        calibrate(net, [(X, torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(0)).squeeze(1))])
+
+
 def test_what_is_refused():
     net = small()
     with pytest.raises(InputError, match="no batches"):

@@ -18,7 +18,8 @@ from varprop.calibrate.stages import Stages, size_of, stages
 from varprop.errors import CalibrationError, InputError, PrecisionError
 from varprop.posterior.names import selects
 from varprop.predict.batches import Batch, read, repeatable
-from varprop.predict.links import Link, Softmax
+from varprop.predict.links import ClassLink, Link, Softmax
+from varprop.predict.temperature import divided
 from varprop.propagate.network import MomentNet, Plan
 from varprop.propagate.pointwise import Pointwise
 from varprop.propagate.walk import OUTPUT, scale_path
@@ -29,6 +30,8 @@ OUTPUT_ONLY = (OUTPUT,)
 """One scale, at the output."""
 
 FEW = 30  # held-out examples for each scale, below which the scales fit noise
+SHARPER = 0.8  # a temperature
+CLEARLY = 3.0  # standard errors
 STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
 WORTH_COMPILING = 100_000_000  # entries of a pointwise rule; compiling it takes as long as this many not compiled
 _log = logging.getLogger(__name__)
@@ -90,12 +93,15 @@ class _Fit:
 
     def epoch(self, batches: Any, batch_size: int, micro_batch: int, bar: Any) -> None:
         total, count, pending = 0.0, 0, 0
+        sharper: list[Tensor] = []
         started, steps = self._logs(), self.steps
         kept = self.kept if self.losses else None
         for stage, prepared, target in kept or self._prepare(batches, batch_size, micro_batch):
-            loss = self.link.loss(stage.finish(prepared), target)
-            if loss.ndim > 1:
-                loss = loss.flatten(1).mean(1)
+            logits = stage.finish(prepared)
+            loss = _per_example(self.link.loss(logits, target))
+            if not self.losses and isinstance(self.link, ClassLink):
+                with torch.no_grad():
+                    sharper.append(loss - _per_example(self.link.loss(divided(logits, SHARPER), target)))
             summed = loss.sum()
             if not math.isfinite(value := float(summed.detach())):
                 raise CalibrationError(f"the loss became {value} in epoch {len(self.losses) + 1}: try a smaller lr")
@@ -113,6 +119,8 @@ class _Fit:
                 "Use more data, or scales=OUTPUT_ONLY",
                 stacklevel=4,
             )
+        if sharper:
+            _warn_if_too_soft(torch.cat(sharper).double())
         self.losses.append(total / count)
         moved = max((abs(log - started.get(name, 0.0)) for name, log in self._logs().items()), default=0.0)
         self.pace = moved / (self.lr * (self.steps - steps))
@@ -190,6 +198,22 @@ class _Fit:
                 stacklevel=3,
             )
         return self.net
+
+
+def _per_example(loss: Tensor) -> Tensor:
+    return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
+
+
+def _warn_if_too_soft(gains: Tensor) -> None:
+    """By how much sharper predictions would lower the loss of each example."""
+    gain, error = float(gains.mean()), float(gains.std() / len(gains) ** 0.5)
+    if gain > CLEARLY * error:
+        warnings.warn(
+            f"these predictions are not sure enough: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
+            "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "
+            "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
+            stacklevel=5,
+        )
 
 
 def _selected(names: Sequence[str] | dict[str, float], patterns: tuple[str, ...]) -> list[str]:
