@@ -80,8 +80,9 @@ def _lead(summary: Summary) -> str:
     shown = lineup.main(summary.methods)
     more = len(summary.methods) - len(shown)
     others = f" and {more} variant{'s' * (more > 1)} of these" if more else ""
-    most = max(len(summary.seeds(e)) for e in summary.experiments)
-    seeds = f"{most} seeds each" if most > 1 else "one seed: there are no standard errors"
+    counts = sorted({len(summary.seeds(e)) for e in summary.experiments})
+    several = f"{counts[0]} seeds each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    seeds = several if counts[-1] > 1 else "one seed: there are no standard errors"
     return (
         f'<p class="lead">How well {len(summary.methods)} methods know when they are wrong, and what that costs: '
         f"{escape(_listed(shown))}{others}; {seeds}.</p>"

@@ -15,6 +15,7 @@ from typing import Any
 
 from varprop.errors import ResultsError
 
+DPI = 200  # of layouts too: the width of a text depends on it
 INK, MUTED, FAINT, SURFACE, BETTER = "#1c2127", "#646d78", "#dcdfe3", "#fefefe", "#4caf50"
 
 # role: (on a light page, on a dark one). Hues after Okabe and Ito, told apart in all common kinds of colour blindness.
@@ -87,7 +88,7 @@ def matplotlib(part: str = "matplotlib") -> Any:
 
 def figure(width: float, height: float) -> Any:
     """An empty figure, in inches. Not one of pyplot's: nothing global changes, and nothing needs closing."""
-    return matplotlib("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    return matplotlib("matplotlib.figure").Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def settle(figure: Any) -> None:

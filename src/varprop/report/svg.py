@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from varprop.report.figures import Drawing
-from varprop.report.style import ROLES, settle
+from varprop.report.style import DPI, ROLES, settle
 
 
 def save(drawing: Drawing, folder: Path, experiment: str | None) -> list[Path]:
@@ -19,9 +19,9 @@ def save(drawing: Drawing, folder: Path, experiment: str | None) -> list[Path]:
     stem = folder / (drawing.name if experiment is None else f"{experiment}-{drawing.name}")
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf", "csv")]
     settle(drawing.whole)
-    drawing.whole.savefig(paths[0], dpi=200, facecolor="white")
+    drawing.whole.savefig(paths[0], dpi=DPI, facecolor="white")
     # Without its date, the same figure is the same file.
-    drawing.whole.savefig(paths[1], dpi=200, metadata={"CreationDate": None})
+    drawing.whole.savefig(paths[1], dpi=DPI, metadata={"CreationDate": None})
     paths[2].write_text(csv_text(drawing.header, drawing.cells), encoding="utf-8")
     return paths
 
