@@ -117,7 +117,7 @@ class _Fit:
             warnings.warn(
                 f"{count} held-out examples for {len(self.trained)} scales are few: the fit may follow noise. "
                 "Use more data, or scales=OUTPUT_ONLY",
-                stacklevel=4,
+                stacklevel=3,
             )
         if sharper:
             _warn_if_too_soft(torch.cat(sharper).double())
@@ -212,7 +212,7 @@ def _warn_if_too_soft(gains: Tensor) -> None:
             f"these predictions are not sure enough: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
             "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "
             "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 
