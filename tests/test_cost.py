@@ -23,14 +23,14 @@ def test_relations(model, monkeypatch):
     slow = {"draw": 1.0, "plain": 2.0}
     monkeypatch.setattr(cost, "_medians", lambda functions, *_: {name: slow.get(name, 3.0) for name in functions})
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    found = relative_costs(
-        ["mean", "temperature", "mc-4", "MC-1", "CVP", "CVP, none", "Streamlining"], model, posterior_of(model), X
-    )
-    assert list(found) == ["mean", "temperature", "MC-4", "MC-1", "CVP", "CVP, none", "Streamlining"]
+    methods = ["mean", "temperature", "mc-4", "MC-1", "CVP", "CVP, none", "Streamlining", "CVP + temperature"]
+    found = relative_costs(methods, model, posterior_of(model), X)
+    assert list(found) == [method.replace("mc", "MC") for method in methods]
     assert found["mean"] == found["temperature"] == {"plain": 1, "sample": pytest.approx(2 / 3)}
     assert found["MC-4"] == {"plain": 6, "sample": 4}
     assert found["MC-1"] == {"plain": 1.5, "sample": 1}
     assert found["CVP"] == found["CVP, none"] == found["Streamlining"] == {"plain": 1.5, "sample": 1}
+    assert found["CVP + temperature"] == found["CVP"]
 
 
 def test_measured(monkeypatch):

@@ -63,7 +63,27 @@ def test_propagated_networks_have_the_rules_and_scales_of_their_name(model, name
     assert fitted == {vp.PER_LAYER: every, vp.OUTPUT_ONLY: {"(output)"}, (): set()}[patterns]
 
 
-@pytest.mark.parametrize("name", ["mean", "temperature", "MC-2", "CVP", "Streamlining, none"])
+def test_a_temperature_on_top_of_propagation(model):
+    predictor = make("CVP + temperature", model)
+    by_hand = vp.TemperatureScaled(vp.Propagated(vp.propagate(model, posterior_of(model, 0.02)))).fit(HELD_OUT)
+    assert predictor.temperature == by_hand.temperature != 1
+    assert torch.equal(predictor(X).probs, by_hand(X).probs)
+
+
+def test_networks_can_come_from_elsewhere(model):
+    """One for each rule set, however many methods there are."""
+    lifted = []
+
+    def lift(rules):
+        lifted.append(rules.name)
+        return vp.propagate(model, posterior_of(model, 0.02), rules)
+
+    assert torch.equal(make("CVP, none", model, lift=lift)(X).probs, make("CVP, none", model)(X).probs)
+    make("mean", model, lift=lift)
+    assert lifted == ["CVP"]
+
+
+@pytest.mark.parametrize("name", ["mean", "temperature", "MC-2", "CVP", "Streamlining, none", "CVP + temperature"])
 def test_every_method_predicts_with_the_link_it_is_given(model, name):
     target = nn.functional.one_hot(Y, 2).float()
     link = vp.links.Sigmoid()
@@ -94,6 +114,7 @@ def test_names_in_any_capitalisation():
     assert named("MEAN") == "mean"
     assert named("mc-8") == "MC-8"
     assert named("streamlining + Per Layer") == "Streamlining + per layer"
+    assert named("cvp + temperature") == "CVP + temperature"
     assert samples_of("MC-64") == 64
     assert samples_of("CVP") is None
 

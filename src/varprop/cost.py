@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varprop.calibrate.ablation import ABLATIONS
-from varprop.methods import named, samples_of
+from varprop.methods import named, samples_of, variant
 from varprop.posterior import Posterior
 from varprop.predict.predictors import MonteCarlo, device_of
 from varprop.propagate.network import propagate
@@ -50,7 +49,8 @@ def relative_costs(
         count = samples_of(method)
         if count is not None:
             return count * sample
-        return medians[ABLATIONS[method].rules.name] if method in ABLATIONS else plain
+        found = variant(method)
+        return plain if found is None else medians[found.rules.name]
 
     return {method: {"plain": cost(method) / plain, "sample": cost(method) / sample} for method in methods}
 
@@ -61,9 +61,10 @@ def _functions(
     """The networks to time, to be compiled by their first call."""
     functions: dict[str, Callable[..., Any]] = {"plain": torch.compile(model)}
     for name in methods:
-        if name in ABLATIONS and (rules := ABLATIONS[name].rules).name not in functions:
-            plan, leaves = propagate(model, posterior, rules).plan(args, kwargs)
-            functions[rules.name] = _bound(torch.compile(plan.module, fullgraph=True), leaves)
+        found = variant(name)
+        if found is not None and found.rules.name not in functions:
+            plan, leaves = propagate(model, posterior, found.rules).plan(args, kwargs)
+            functions[found.rules.name] = _bound(torch.compile(plan.module, fullgraph=True), leaves)
     return functions
 
 

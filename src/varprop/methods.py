@@ -1,13 +1,14 @@
-"""Methods by the names they have in tables: mean, temperature, MC-8, Streamlining, CVP and the rows of the ablation."""
+"""Methods by the names they have in tables: mean, temperature, MC-8, Streamlining, CVP, the rows of the ablation, …"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from varprop.calibrate.ablation import ABLATIONS
+from varprop.calibrate.ablation import ABLATIONS, Variant
 from varprop.calibrate.scales import calibrate
 from varprop.capture.export import Output
 from varprop.errors import InputError
@@ -15,10 +16,13 @@ from varprop.posterior import Posterior
 from varprop.predict.links import Link
 from varprop.predict.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.predict.temperature import TemperatureScaled
-from varprop.propagate.network import propagate
+from varprop.propagate.network import MomentNet, propagate
+from varprop.rules import RuleSet
 
 _SAMPLED = re.compile(r"MC-([1-9]\d*)", re.IGNORECASE)
 _PLAIN = ("mean", "temperature")
+TEMPERED = "CVP + temperature"
+"""Propagated without scales, and a temperature: for networks that are not sure enough, which no variance can mend."""
 
 
 def samples_of(method: str) -> int | None:
@@ -32,12 +36,17 @@ def named(text: str) -> str:
     count = samples_of(text)
     if count is not None:
         return f"MC-{count}"
-    for name in (*_PLAIN, *ABLATIONS):
+    for name in (*_PLAIN, *ABLATIONS, TEMPERED):
         if text.lower() == name.lower():
             return name
     raise InputError(
-        f"there is no method {text!r}; there are {', '.join(_PLAIN)}, MC-<samples>, {', '.join(ABLATIONS)}"
+        f"there is no method {text!r}; there are {', '.join(_PLAIN)}, MC-<samples>, {', '.join(ABLATIONS)}, {TEMPERED}"
     )
+
+
+def variant(method: str) -> Variant | None:
+    """The rules and the scales of a method that propagates; None for others."""
+    return ABLATIONS.get("CVP, none" if method == TEMPERED else method)
 
 
 def listed(text: str) -> list[str]:
@@ -61,16 +70,21 @@ def build(
     link: Link | None = None,
     output: Output = None,
     seed: int = 0,
+    lift: Callable[[RuleSet], MomentNet] | None = None,
     **calibration: Any,
 ) -> Predictor:
-    """The predictor of that name, fitted on ``held_out`` batches where there is something to fit."""
+    """The predictor of that name, fitted on ``held_out`` batches where there is something to fit.
+
+    ``lift`` makes the network of a rule set; by default ``propagate``.
+    """
     method = named(method)
     count = samples_of(method)
     if count is not None:
         return MonteCarlo(model, posterior, count, link=link, seed=seed, output=output)
-    if method in _PLAIN:
+    found = variant(method)
+    if found is None:
         mean = MeanNetwork(model, posterior, link=link, output=output)
         return mean if method == "mean" else TemperatureScaled(mean).fit(held_out)
-    rules, scales = ABLATIONS[method]
-    net = propagate(model, posterior, rules, output=output)
-    return Propagated(calibrate(net, held_out, link=link, scales=scales, **calibration), link=link)
+    net = lift(found.rules) if lift else propagate(model, posterior, found.rules, output=output)
+    propagated = Propagated(calibrate(net, held_out, link=link, scales=found.scales, **calibration), link=link)
+    return TemperatureScaled(propagated).fit(held_out) if method == TEMPERED else propagated

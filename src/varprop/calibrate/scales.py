@@ -32,6 +32,7 @@ OUTPUT_ONLY = (OUTPUT,)
 FEW = 30  # held-out examples for each scale, below which the scales fit noise
 SHARPER = 0.8  # a temperature
 CLEARLY = 3.0  # standard errors
+WORTH_SAYING = 0.01  # of the loss
 STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
 WORTH_COMPILING = 100_000_000  # entries of a pointwise rule; compiling it takes as long as this many not compiled
 _log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class _Fit:
                 stacklevel=3,
             )
         if sharper:
-            _warn_if_too_soft(torch.cat(sharper).double())
+            _warn_if_too_soft(torch.cat(sharper).double(), total / count)
         self.losses.append(total / count)
         moved = max((abs(log - started.get(name, 0.0)) for name, log in self._logs().items()), default=0.0)
         self.pace = moved / (self.lr * (self.steps - steps))
@@ -204,10 +205,10 @@ def _per_example(loss: Tensor) -> Tensor:
     return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
 
 
-def _warn_if_too_soft(gains: Tensor) -> None:
-    """By how much sharper predictions would lower the loss of each example."""
+def _warn_if_too_soft(gains: Tensor, loss: float) -> None:
+    """``gains``: by how much sharper predictions would lower the loss of each example."""
     gain, error = float(gains.mean()), float(gains.std() / len(gains) ** 0.5)
-    if gain > CLEARLY * error:
+    if gain > max(CLEARLY * error, WORTH_SAYING * loss):
         warnings.warn(
             f"these predictions are not sure enough: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
             "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varprop.calibrate.ablation import ABLATIONS
-from varprop.calibrate.scales import calibrate
 from varprop.cost import Cost, relative_costs
 from varprop.data import Split
 from varprop.errors import ExperimentError, ResultsError
@@ -30,6 +28,7 @@ from varprop.predict.fidelity import compare
 from varprop.predict.predictors import MonteCarlo, Predictor, Propagated
 from varprop.propagate.network import MomentNet, propagate
 from varprop.report import Results, Row
+from varprop.rules import RuleSet
 
 THUMBNAILS = 600
 HELD = 10  # of a limited run: a tenth of its limit is held out, and as many are tested
@@ -245,17 +244,17 @@ class _Subject:
     nets: dict[str, MomentNet] = field(default_factory=dict)
 
     def predictor(self, method: str, **calibration: Any) -> Predictor:
+        return build(method, self.model, self.posterior, self.held_out, lift=self._lifted, **calibration)
+
+    def _lifted(self, rules: RuleSet) -> MomentNet:
         """Methods with the same rules share what is captured."""
-        if method not in ABLATIONS:
-            return build(method, self.model, self.posterior, self.held_out)
-        rules, scales = ABLATIONS[method]
         if rules.name not in self.nets:
             net = self.nets[rules.name] = propagate(self.model, self.posterior, rules)
             if self.test.device != "cpu":  # there it takes long, and calibration does it where it is worth it
                 args, kwargs = _call(self.test.first(2))
                 net.capture(*args, **kwargs)
                 net.fuse()
-        return Propagated(calibrate(self.nets[rules.name], self.held_out, scales=scales, **calibration))
+        return self.nets[rules.name]
 
 
 @torch.no_grad()
