@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from varprop.data import Split, hold_out, load
 from varprop.experiments.batches import Batches
-from varprop.experiments.experiment import NOWHERE, Experiment, Sources, Splits
+from varprop.experiments.experiment import METHODS, NOWHERE, Experiment, Sources, Splits
 from varprop.experiments.models.checkpoints import load_resnet50
 from varprop.experiments.models.curvature import diagonal_fisher, laplace, smoothed
 from varprop.experiments.models.prepare import CAFFE
 from varprop.experiments.recipes import Recipe
 from varprop.experiments.rows.pretrained import NO_TRAINING, weights_of
 from varprop.experiments.search import Trial, judge, write
+from varprop.methods import TEMPERED
 from varprop.posterior import Posterior
 from varprop.predict.predictors import device_of
 
@@ -91,5 +92,6 @@ IMAGENET_SAMPLE_RESNET50 = Experiment(
     prepare=CAFFE,
     evaluation_batch=100,
     posterior=posterior,
+    methods=(*METHODS, TEMPERED),  # this network is not sure enough
     candidates=CANDIDATES,
 )
