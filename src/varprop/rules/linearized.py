@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -132,17 +131,6 @@ def largest_of_all(x: Moments) -> Moments:
     return largest(x)
 
 
-def _max_pool(op: Op, with_indices: Callable[..., tuple[Tensor, Tensor]], rank: int) -> Rule:
-    @rule(op)
-    def max_pool(x: Moments, *args: Any) -> Any:
-        """The largest mean of each window, with its variance. Approximation: which it is, is decided at the mean."""
-        values, indices = with_indices(x.mean, *args)
-        var = x.var.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(values.shape)
-        return (Moments(values, var), indices) if op is with_indices else Moments(values, var)
-
-    return max_pool
-
-
 MAXIMA = RuleSet(
     maximum,
     minimum,
@@ -151,15 +139,5 @@ MAXIMA = RuleSet(
     largest_of_all,
     largest_with_index,
     smallest_with_index,
-    _max_pool(aten.max_pool1d.default, aten.max_pool1d_with_indices.default, 1),
-    _max_pool(aten.max_pool2d.default, aten.max_pool2d_with_indices.default, 2),
-    _max_pool(aten.max_pool3d.default, aten.max_pool3d_with_indices.default, 3),
-    *(
-        _max_pool(op, op, rank)
-        for rank, op in enumerate(
-            (aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default),
-            start=1,
-        )
-    ),
     name="linearised maxima",
 )
