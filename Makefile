@@ -11,7 +11,7 @@ test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_FLAGS)
 
 demo: $(STAMP)
-	$(BIN)/varprop demo
+	$(BIN)/python -m experiments demo
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import varprop as vp
-from varprop.calibrate import scales
+from varprop.calibration import scales
 
 RESULTS = Path(__file__).parent / "results"
 EPOCH_BAR, MEMORY_BAR, LINK_BAR = 4.0, 3.0, 0.10

@@ -21,27 +21,20 @@ SAFELY = {"torch.load"}
 MAY_IMPORT = {
     "errors": set(),
     "moments": set(),
-    "ops": set(),
     "tables": set(),
     "optim": {"errors"},
     "posterior": {"errors", "moments"},
-    "rules": {"errors", "moments", "ops"},
-    "capture": {"errors", "moments", "ops", "rules"},
-    "propagate": {"errors", "moments", "ops", "tables", "rules", "capture", "posterior"},
+    "rules": {"errors", "moments"},
+    "testing": {"errors", "moments", "rules"},
+    "graph": {"errors", "moments", "rules"},
+    "network": {"errors", "moments", "tables", "rules", "posterior", "graph"},
     "metrics": {"errors"},
-    "predict": {"errors", "moments", "tables", "metrics", "rules", "capture", "posterior", "propagate"},
-    "calibrate": {"errors", "moments", "rules", "capture", "posterior", "propagate", "predict"},
-    "evaluate": {"errors", "metrics", "predict"},
-    "report": {"errors", "tables", "metrics"},
-    "methods": {"errors", "rules", "capture", "posterior", "propagate", "predict", "calibrate"},
-    "cost": {"posterior", "propagate", "predict", "calibrate", "methods"},
-    "measure": {"predict", "evaluate", "report"},
-    "data": {"errors"},
-    "experiments": {"errors", "moments", "optim", "posterior", "rules", "capture", "propagate", "predict", "calibrate"}
-    | {"data", "evaluate", "methods", "cost", "measure", "report"},
-    "cli": {"errors", "rules", "posterior", "propagate", "predict", "calibrate"}
-    | {"methods", "cost", "measure", "report", "experiments"},
-    "testing": {"errors", "moments", "ops", "rules"},
+    "prediction": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"},
+    "calibration": {"errors", "moments", "rules", "posterior", "graph", "network", "prediction"},
+    "evaluation": {"errors", "moments", "tables", "metrics", "rules", "posterior", "graph", "network"}
+    | {"prediction", "calibration", "report"},
+    "report": {"errors", "tables", "metrics", "evaluation"},
+    "cli": {"errors", "rules", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
 }
 
 

@@ -1,20 +1,20 @@
 """varprop: calibrated uncertainty in one forward pass, for any trained PyTorch network with a Gaussian posterior."""
 
 from varprop import errors, metrics, optim, testing
-from varprop.calibrate.ablation import ABLATIONS, ablate
-from varprop.calibrate.scales import OUTPUT_ONLY, PER_LAYER, calibrate
-from varprop.evaluate import Evaluation, evaluate
+from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
+from varprop.calibration.temperature import TemperatureScaled
+from varprop.evaluation.ablation import ABLATIONS, ablate
+from varprop.evaluation.evaluate import Evaluation, evaluate
+from varprop.evaluation.fidelity import Comparison, compare
 from varprop.moments import Moments
+from varprop.network.coverage import Coverage, coverage
+from varprop.network.moment_net import MomentNet, Trace, propagate
 from varprop.posterior import SWAG, Posterior
-from varprop.predict import links, scores
-from varprop.predict.fidelity import Comparison, compare
-from varprop.predict.prediction import Prediction, Regression
-from varprop.predict.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
-from varprop.predict.selective import ABSTAIN, Decision, Selective
-from varprop.predict.temperature import TemperatureScaled
-from varprop.propagate.coverage import Coverage, coverage
-from varprop.propagate.network import MomentNet, Trace, propagate
-from varprop.rules import CVP, STREAMLINING, Rule, RuleSet, linearized, rule
+from varprop.prediction import links, scores
+from varprop.prediction.prediction import Prediction, Regression
+from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.prediction.selective import ABSTAIN, Decision, Selective
+from varprop.rules import CVP, STREAMLINING, Rule, RuleSet, rule, streamlining
 
 __version__ = "0.1.0"
 
@@ -50,12 +50,12 @@ __all__ = [
     "coverage",
     "errors",
     "evaluate",
-    "linearized",
     "links",
     "metrics",
     "optim",
     "propagate",
     "rule",
     "scores",
+    "streamlining",
     "testing",
 ]

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from experiments import pipeline, training
+from experiments.models.safe_weights import fill
+from experiments.recipes import Schedule
+from experiments.rows import ROWS
 from tests.experiments.made import RECIPE, experiment, splits
 from varprop.cli import commands, experiments
 from varprop.errors import DataError
-from varprop.experiments import pipeline, training
-from varprop.experiments.models.weights import fill
-from varprop.experiments.recipes import Schedule
-from varprop.experiments.rows import ROWS
 from varprop.report import Norms, Results
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 
 from tests.report.made import make
 from varprop.cli import commands, entry
-from varprop.report.rows import FORMAT
+from varprop.evaluation.rows import FORMAT
 
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 WHOLE = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: out\n"

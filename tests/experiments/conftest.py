@@ -1,6 +1,6 @@
 import pytest
 
-from varprop.experiments import pipeline
+from experiments import pipeline
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import torch
 
-from varprop.data import Images, Split
-from varprop.experiments.experiment import METHODS, Experiment, Splits
-from varprop.experiments.recipes import Recipe
-from varprop.experiments.rows.scratch import centred, vit
+from experiments.data import Images, Split
+from experiments.experiment import METHODS, Experiment, Splits
+from experiments.recipes import Recipe
+from experiments.rows.scratch import centred, vit
 
 RECIPE = Recipe(
     model={"channels": 1, "side": 8, "classes": 3, "patch": 4, "width": 8, "depth": 1, "heads": 2},

@@ -5,16 +5,16 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from tests.data import formats
+from experiments.data.imagenet import SAMPLE
+from experiments.experiment import Sources
+from experiments.models.resnet import ResNet
+from experiments.rows import imagenet_resnet50, scratch
+from experiments.rows.cifar100_vit import CIFAR100_VIT
+from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
+from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
+from experiments.rows.sst2_minilm import SST2_MINILM
 from tests.experiments import hf_folders, keras_files
-from varprop.data.imagenet import SAMPLE
-from varprop.experiments.experiment import Sources
-from varprop.experiments.models.resnet import ResNet
-from varprop.experiments.rows import imagenet_resnet50, scratch
-from varprop.experiments.rows.cifar100_vit import CIFAR100_VIT
-from varprop.experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
-from varprop.experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
-from varprop.experiments.rows.sst2_minilm import SST2_MINILM
+from tests.experiments.data import formats
 
 METHODS = ("mean", "CVP")
 ONE_STEP = {"epochs": 1}

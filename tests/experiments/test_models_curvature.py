@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.models.curvature import diagonal_fisher, laplace, smoothed
 from varprop.errors import InputError, PosteriorError
-from varprop.experiments.models.curvature import diagonal_fisher, laplace, smoothed
 
 
 def linear():

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from experiments.models.resnet import ResNet
+from experiments.models.resnet_files import ivon_checkpoint
 from varprop.errors import DataError
-from varprop.experiments.models.checkpoints import ivon_checkpoint
-from varprop.experiments.models.resnet import ResNet
 
 ivon = pytest.importorskip("ivon")
 ESS, DECAY = 100.0, 0.01

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import varprop as vp
+from experiments.models.keras import keras_resnet50
+from experiments.models.prepare import CAFFE, VIT
+from experiments.models.resnet import ResNet
+from experiments.models.resnet_files import load_resnet50, save_resnet50
 from tests.experiments import keras_files
 from tests.models import posterior_of
 from varprop.errors import DataError, InputError
-from varprop.experiments.models.checkpoints import load_resnet50, save_resnet50
-from varprop.experiments.models.keras import keras_resnet50
-from varprop.experiments.models.prepare import CAFFE, VIT
-from varprop.experiments.models.resnet import ResNet
 
 
 def small(seed=0, **options):

@@ -9,13 +9,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import varprop as vp
+from experiments.models.minilm import minilm, tokenize
+from experiments.models.vit_base import vit_base
 from tests.experiments import hf_folders
 from tests.experiments.hf_folders import SIZES
 from tests.models import posterior_of
-from varprop.calibrate.scales import OUTPUT_ONLY
+from varprop.calibration.scales import OUTPUT_ONLY
 from varprop.errors import DataError
-from varprop.experiments.models.minilm import minilm, tokenize
-from varprop.experiments.models.vit_base import vit_base
 
 SENTENCES = ["A good film.", "bad films", "good " * 20]
 

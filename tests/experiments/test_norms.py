@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 import varprop as vp
+from experiments.layernorm import Norm, compare, synthetic, traced
 from varprop.errors import InputError
-from varprop.experiments.norms import Norm, compare, synthetic, traced
 from varprop.moments import Moments
 from varprop.report.norms import MOST
 

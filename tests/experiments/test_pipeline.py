@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from experiments import pipeline
+from experiments.experiment import METHODS, Sources, Splits
+from experiments.pipeline import Pipeline
 from tests.experiments.made import FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
 from varprop.errors import DataError, ExperimentError, ResultsError
-from varprop.evaluate import evaluate
-from varprop.experiments import pipeline
-from varprop.experiments.experiment import METHODS, Sources, Splits
-from varprop.experiments.pipeline import Pipeline
-from varprop.predict.predictors import MonteCarlo
+from varprop.evaluation.evaluate import evaluate
+from varprop.evaluation.rows import METRICS
+from varprop.prediction.predictors import MonteCarlo
 from varprop.report import Results
-from varprop.report.rows import METRICS
 
 # Twelve steps of training and two of calibration are enough to see that they happen, and no more.
 pytestmark = [

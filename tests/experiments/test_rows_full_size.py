@@ -2,10 +2,10 @@
 
 import pytest
 
+from experiments.models.vit_base import BASE
+from experiments.pipeline import Pipeline
+from experiments.rows import ROWS
 from tests.experiments import made_rows
-from varprop.experiments.models.vit_base import BASE
-from varprop.experiments.pipeline import Pipeline
-from varprop.experiments.rows import ROWS
 from varprop.report import tables
 from varprop.report.summary import Summary
 

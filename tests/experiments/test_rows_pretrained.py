@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from experiments.data import Tokens
+from experiments.pipeline import Pipeline
+from experiments.rows import ROWS, imagenet_resnet50, imagenet_sample_resnet50
+from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
+from experiments.rows.sst2_minilm import masked
+from experiments.stack import Stack, each_of
 from tests.experiments import made_rows
 from tests.experiments.made_rows import METHODS
-from varprop.data import Tokens
-from varprop.experiments.pipeline import Pipeline
-from varprop.experiments.rows import ROWS, imagenet_resnet50, imagenet_sample_resnet50
-from varprop.experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
-from varprop.experiments.rows.sst2_minilm import masked
-from varprop.experiments.stack import Stack, each_of
 from varprop.report import tables
 from varprop.report.summary import Summary
 

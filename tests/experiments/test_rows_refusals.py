@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.data.places import VARIABLE
+from experiments.experiment import NOWHERE, Sources
+from experiments.pipeline import Pipeline
+from experiments.rows import ROWS
 from tests.experiments import hf_folders, made_rows
 from tests.models import SMALL
-from varprop.data.places import VARIABLE
 from varprop.errors import DataError, ExperimentError
-from varprop.experiments.experiment import NOWHERE, Sources
-from varprop.experiments.pipeline import Pipeline
-from varprop.experiments.rows import ROWS
 
 PRETRAINED = ("cifar100-vit", "imagenet-resnet50", "imagenet-sample-resnet50", "sst2-minilm")
 

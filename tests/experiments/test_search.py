@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
+from experiments import search as module
+from experiments import training
+from experiments.experiment import NOWHERE, Splits
+from experiments.loading import Batches
+from experiments.pipeline import Pipeline
+from experiments.recipes import Schedule
+from experiments.rows.scratch import centred, vit
+from experiments.search import search
+from experiments.training import Lane, train
 from tests.experiments.made import RECIPE, experiment, splits
 from varprop.errors import InputError
-from varprop.evaluate import evaluate
-from varprop.experiments import search as module
-from varprop.experiments import training
-from varprop.experiments.batches import Batches
-from varprop.experiments.experiment import NOWHERE, Splits
-from varprop.experiments.pipeline import Pipeline
-from varprop.experiments.recipes import Schedule
-from varprop.experiments.rows.scratch import centred, vit
-from varprop.experiments.search import search
-from varprop.experiments.training import Lane, train
-from varprop.predict.predictors import MonteCarlo
+from varprop.evaluation.evaluate import evaluate
+from varprop.prediction.predictors import MonteCarlo
 
 CANDIDATES = {"plain": RECIPE, "flat, then down": replace(RECIPE, schedule=Schedule(plateau=0.5))}
 

@@ -8,16 +8,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from experiments import training
+from experiments.augment import Augment
+from experiments.data import Tokens
+from experiments.experiment import NOWHERE
+from experiments.recipes import Recipe, Schedule
+from experiments.rows import ROWS
+from experiments.rows.scratch import centred, vit
+from experiments.training import Lane, train
 from tests.experiments.made import RECIPE, splits
-from varprop.data import Tokens
 from varprop.errors import InputError
-from varprop.experiments import training
-from varprop.experiments.augment import Augment
-from varprop.experiments.experiment import NOWHERE
-from varprop.experiments.recipes import Recipe, Schedule
-from varprop.experiments.rows import ROWS
-from varprop.experiments.rows.scratch import centred, vit
-from varprop.experiments.training import Lane, train
 
 DATA = splits().train
 CHANGED = replace(RECIPE, augment=Augment(pad=2, flip=True, jitter=0.2, erase=2))

@@ -86,7 +86,7 @@ def test_a_failed_save_keeps_the_old_file(path, monkeypatch):
         filename.write_bytes(b"half of it")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("varprop.posterior.storage.save_file", full)
+    monkeypatch.setattr("varprop.posterior.file.save_file", full)
     with pytest.raises(PosteriorFileError, match=r"cannot save .*posterior.safetensors: No space left"):
         posterior().save(path)
     assert len(Posterior.load(path)) == 5

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from varprop import metrics
+from varprop.evaluation.curves import percentiles
 from varprop.report import Results, Row
-from varprop.report.curves import percentiles
 
 # method: sharpness of the ranking, overconfidence, time in passes of one Monte Carlo sample
 METHODS = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from varprop import metrics
-from varprop.report.curves import percentiles, reliability, risk_coverage, risks_of, staircase
+from varprop.evaluation.curves import percentiles, reliability, risk_coverage, risks_of, staircase
 
 
 def random_scores(seed, size=120, soft=False):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from varprop.errors import ResultsError
+from varprop.evaluation.results import Results
 from varprop.report import Row, Summary, layers, pareto, write_report
 from varprop.report.columns import COLUMNS
 from varprop.report.labels import overlap, place
-from varprop.report.results import Results
 from varprop.report.style import PALETTE, drawing_style, figure, samples_of, styles
 from varprop.report.svg import svg
 

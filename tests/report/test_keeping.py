@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from varprop.errors import ResultsError
+from varprop.evaluation.curves import percentiles
 from varprop.report import Norms, Results, Row, read_results
-from varprop.report.curves import percentiles
 
 CURVE = tuple(i / 200 for i in range(1, 101))
 

@@ -3,10 +3,10 @@ import math
 
 import pytest
 
-from varprop.calibrate.ablation import ABLATIONS
+from varprop.evaluation.ablation import ABLATIONS
+from varprop.evaluation.rows import METRICS
 from varprop.report import paper
 from varprop.report.columns import EXTENDED, MAIN
-from varprop.report.rows import METRICS
 
 METHODS = ("mean", "temperature", "MC-2", "MC-4", "Streamlining", "CVP")
 KEYS = {*METRICS, "cost.sample"}

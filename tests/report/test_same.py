@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.report.test_keeping import norms
 from tests.report.test_tables import METHODS
+from varprop.evaluation.curves import percentiles
 from varprop.report import Results, Row
-from varprop.report.curves import percentiles
 
 CODE = "import sys; from varprop.report import write_report; write_report(sys.argv[1], sys.argv[2])"
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 import varprop as vp
-from varprop import ops
 from varprop.moments import Moments, is_random, mean_of
+from varprop.rules import functions as ops
 
 aten = torch.ops.aten
 

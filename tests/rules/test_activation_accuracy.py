@@ -14,9 +14,9 @@ from scipy import special
 from torch import Tensor
 
 import varprop as vp
-from varprop import ops
 from varprop.errors import RuleError
 from varprop.moments import Moments
+from varprop.rules import functions as ops
 from varprop.rules.activation import ACTIVATION, PAPER_SIGMOID
 from varprop.rules.quadrature import integrate
 

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 import varprop as vp
 from tests.rules.cases import Source
-from varprop import ops
 from varprop.moments import Moments, is_random
+from varprop.rules import functions as ops
 
 aten = torch.ops.aten
 CVP, STREAMLINING = vp.CVP, vp.STREAMLINING

@@ -7,7 +7,7 @@ import torch
 
 import varprop as vp
 from varprop.errors import RuleError
-from varprop.rules import linearized
+from varprop.rules import streamlining
 from varprop.rules.activation import ACTIVATION
 from varprop.rules.normalization import NORMALIZATION
 from varprop.rules.ruleset import op_name
@@ -124,7 +124,7 @@ def test_replacing_names_the_new_set():
 
 @pytest.mark.parametrize(
     ("members", "changed"),
-    [(linearized.NORMALIZATION, NORMALIZATION), (linearized.ACTIVATION, ACTIVATION)],
+    [(streamlining.NORMALIZATION, NORMALIZATION), (streamlining.ACTIVATION, ACTIVATION)],
     ids=["CVP without the norm rule", "CVP without exact activations"],
 )
 def test_the_papers_variants_are_replacements(members, changed):

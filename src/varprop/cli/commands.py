@@ -11,19 +11,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from varprop.calibrate.scales import OUTPUT_ONLY, PER_LAYER
-from varprop.calibrate.scales import calibrate as fit
+from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER
+from varprop.calibration.scales import calibrate as fit
 from varprop.cli.points import show_points
 from varprop.cli.references import batches_of, device_named, inputs_of, link_of, model_of, tried
-from varprop.cost import Cost, relative_costs
 from varprop.errors import InputError
-from varprop.measure import measure
-from varprop.methods import build, listed
+from varprop.evaluation.cost import Cost, relative_costs
+from varprop.evaluation.measure import measure
+from varprop.evaluation.methods import build, listed
+from varprop.network.coverage import Coverage
+from varprop.network.coverage import coverage as cover
+from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
-from varprop.predict.predictors import Propagated
-from varprop.propagate.coverage import Coverage
-from varprop.propagate.coverage import coverage as cover
-from varprop.propagate.network import MomentNet, propagate
+from varprop.prediction.predictors import Propagated
 from varprop.report import Results, Summary, read_results, tables, write_report
 from varprop.rules import NAMED
 

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from varprop.errors import InputError
+from varprop.evaluation.curves import staircase
 from varprop.report import Results, Row, Summary
-from varprop.report.curves import staircase
 
 
 def show_points(results: Results, risk: float, console: Console) -> None:

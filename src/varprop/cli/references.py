@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from varprop.errors import InputError
-from varprop.predict.batches import read, repeatable
-from varprop.predict.links import Link
-from varprop.predict.predictors import device_of
-from varprop.predict.storage import LINKS
+from varprop.prediction.batches import read, repeatable
+from varprop.prediction.links import Link
+from varprop.prediction.predictors import device_of
+from varprop.prediction.stored import LINKS
 
 
 def call(reference: str, what: str) -> Any:

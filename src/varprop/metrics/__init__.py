@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from varprop.metrics.calibration import ace, ece
 from varprop.metrics.correctness import accuracy, vqa_accuracy
-from varprop.metrics.scores import bce, brier, nll
-from varprop.metrics.selective import (
+from varprop.metrics.proper import bce, brier, nll
+from varprop.metrics.risk import (
     RiskCoverageCurve,
     aurc,
     best_threshold,

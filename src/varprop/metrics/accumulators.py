@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from varprop.errors import MetricError
-from varprop.metrics import calibration, inputs, scores, selective
+from varprop.metrics import calibration, inputs, proper, risk
 
 
 class _Accumulator(Metric):
@@ -75,7 +75,7 @@ class AURC(_Examples):
     plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def compute(self) -> Tensor:
-        return selective.aurc(*self._all())
+        return risk.aurc(*self._all())
 
 
 class CoverageAtRisk(_Examples):
@@ -89,7 +89,7 @@ class CoverageAtRisk(_Examples):
         self.risk = inputs.open_fraction("risk", risk)
 
     def compute(self) -> Tensor:
-        return selective.coverage_at_risk(*self._all(), self.risk)
+        return risk.coverage_at_risk(*self._all(), self.risk)
 
 
 class ACE(_Examples):
@@ -162,8 +162,8 @@ class EffectiveReliability(_Sum):
 
     def update(self, confidence: Tensor, correctness: Tensor) -> None:
         confidence, correctness = inputs.scored(confidence, correctness)
-        gains = selective.gains(correctness, self.cost)
-        self._add(gains[selective.answered(confidence, self.threshold)].sum(), len(correctness))
+        gains = risk.gains(correctness, self.cost)
+        self._add(gains[risk.answered(confidence, self.threshold)].sum(), len(correctness))
 
 
 class ECE(_Sum):
@@ -201,16 +201,16 @@ class Brier(_MeanScore):
     """Mean over examples of the squared error summed over classes: see ``brier``."""
 
     plot_upper_bound = 2.0
-    _of_each = staticmethod(scores.brier_of_each)
+    _of_each = staticmethod(proper.brier_of_each)
 
 
 class NLL(_MeanScore):
     """Negative log-likelihood: see ``nll``."""
 
-    _of_each = staticmethod(scores.nll_of_each)
+    _of_each = staticmethod(proper.nll_of_each)
 
 
 class BCE(_MeanScore):
     """Binary cross-entropy, summed over answers: see ``bce``."""
 
-    _of_each = staticmethod(scores.bce_of_each)
+    _of_each = staticmethod(proper.bce_of_each)

@@ -1,5 +1,5 @@
 """IVON: an optimizer that trains a Gaussian posterior over the weights."""
 
-from varprop.optim.ivon import IVON
+from varprop.optim.optimizer import IVON
 
 __all__ = ["IVON"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from varprop.errors import PosteriorError
 from varprop.moments import Moments
-from varprop.posterior import binding, ivon, laplace, matching, names, storage, swag, tensors, vi
-from varprop.posterior.weights import Source
+from varprop.posterior import binding, file, ivon, laplace, matching, names, swag, tensors, vi
+from varprop.posterior.sources import Source
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -98,11 +98,11 @@ class Posterior(Mapping[str, Moments]):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Posterior:
         """Read what ``save`` wrote, onto the CPU. Nothing in the file is executed."""
-        return cls(storage.read(path))
+        return cls(file.read(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file with tensors ``mean.<name>`` and ``var.<name>``."""
-        storage.write(path, self._moments)
+        file.write(path, self._moments)
 
     def restrict(self, *patterns: str) -> Posterior:
         """Only the parameters selected by at least one pattern; the others become deterministic.

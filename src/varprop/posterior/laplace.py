@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError
 from varprop.posterior.names import did_you_mean
+from varprop.posterior.sources import Tensors, placed, required, unwrapped
 from varprop.posterior.tensors import listing
-from varprop.posterior.weights import Tensors, placed, required, unwrapped
 
 _Named = list[tuple[str, nn.Parameter]]
 

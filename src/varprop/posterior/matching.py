@@ -10,8 +10,8 @@ from torch import nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError
 from varprop.posterior.running import Running
+from varprop.posterior.sources import Tensors, layout, placed, read, refuse_constant, required, shortened, unwrapped
 from varprop.posterior.tensors import listing
-from varprop.posterior.weights import Tensors, layout, placed, read, refuse_constant, required, shortened, unwrapped
 
 
 def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]:

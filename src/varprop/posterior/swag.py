@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from varprop.errors import PosteriorError, PosteriorMismatchError
 from varprop.posterior.names import did_you_mean
 from varprop.posterior.running import Running
-from varprop.posterior.tensors import listing
-from varprop.posterior.weights import (
+from varprop.posterior.sources import (
     Tensors,
     layout,
     placed,
@@ -22,6 +21,7 @@ from varprop.posterior.weights import (
     shortened,
     unwrapped,
 )
+from varprop.posterior.tensors import listing
 
 _PARTS = ("origin", "shift", "squares")
 # Rounding errors of two running averages and a square, in units of the format's precision times E[w²].

@@ -15,8 +15,8 @@ from torch.nn.functional import softplus
 
 from varprop.errors import PosteriorError, PosteriorMismatchError
 from varprop.posterior.names import did_you_mean
+from varprop.posterior.sources import Layout, Tensors, layout, placed, required, shortened, unwrapped
 from varprop.posterior.tensors import listing
-from varprop.posterior.weights import Layout, Tensors, layout, placed, required, shortened, unwrapped
 
 # The variance from what layers keep instead of it.
 _VARIANCE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -1,8 +1,8 @@
 """From a folder of results to tables, figures and one HTML file. Reads rows, never models."""
 
+from varprop.evaluation.results import Examples, Results, read_results
+from varprop.evaluation.rows import Row
 from varprop.report.norms import Norms
-from varprop.report.results import Examples, Results, read_results
-from varprop.report.rows import Row
 from varprop.report.summary import Estimate, Summary
 from varprop.report.writing import write_report
 

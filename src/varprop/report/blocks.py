@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from varprop.evaluation.rows import Row
 from varprop.report.figures import Drawing, log_axis
-from varprop.report.rows import Row
 from varprop.report.style import INK, MUTED, PALETTE, figure
 
 ATTENTION, FEED_FORWARD, BOTH = "attention", "FFN", "geometric mean"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from varprop.report.rows import Row
+from varprop.evaluation.rows import Row
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from varprop.report.curves import Curve, Reliability
+from varprop.evaluation.curves import Curve, Reliability
 from varprop.report.style import FAINT, MUTED, SURFACE, Style, figure, matplotlib
 
 Cells = tuple[tuple[Any, ...], ...]

@@ -9,10 +9,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from varprop.evaluation.rows import Row
 from varprop.report import elements, lineup, tables, verdicts
 from varprop.report.figures import Drawing
 from varprop.report.formats import Words
-from varprop.report.rows import Row
 from varprop.report.style import PALETTE, Style
 from varprop.report.summary import Summary
 

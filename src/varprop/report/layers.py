@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from varprop.evaluation.rows import Row
 from varprop.report.figures import Drawing, log_axis
-from varprop.report.rows import Row
 from varprop.report.style import INK, MUTED, SURFACE, Style, figure
 from varprop.report.summary import estimate
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from varprop.evaluation.curves import Staircase, staircase
+from varprop.evaluation.files import Scores
+from varprop.evaluation.results import Examples, Results
 from varprop.report import lineup
-from varprop.report.curves import Staircase, staircase
-from varprop.report.files import Scores
-from varprop.report.results import Examples, Results
 from varprop.report.style import Style, matplotlib
 from varprop.report.summary import Summary
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from varprop.evaluation.rows import Row
 from varprop.report.columns import COLUMNS, Column
 from varprop.report.paper import benchmarks
-from varprop.report.rows import Row
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from varprop.errors import ResultsError
-from varprop.report import blocks, curves, figures, html, layers, lineup, pareto, scatter, tables, verdicts
+from varprop.evaluation import curves
+from varprop.evaluation.files import Scores, slug
+from varprop.evaluation.results import Results, read_results
+from varprop.evaluation.rows import Row
+from varprop.report import blocks, figures, html, layers, lineup, pareto, scatter, tables, verdicts
 from varprop.report.columns import COLUMNS
 from varprop.report.figures import Drawing
-from varprop.report.files import Scores, slug
 from varprop.report.norms import SYNTHETIC
 from varprop.report.panel import panel
-from varprop.report.results import Results, read_results
-from varprop.report.rows import Row
 from varprop.report.style import Style, drawing_style, styles
 from varprop.report.summary import Summary
 from varprop.report.svg import csv_text, save

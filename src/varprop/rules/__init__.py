@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from varprop.rules import linearized
+from varprop.rules import streamlining
 from varprop.rules.activation import ACTIVATION
 from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
@@ -34,11 +34,13 @@ CVP = RuleSet(
 )
 """The paper's rules: exact activation moments, expectation-based normalisation."""
 
-STREAMLINING = CVP.replace(linearized.ACTIVATION, linearized.NORMALIZATION, linearized.MAXIMA, name="STREAMLINING")
+STREAMLINING = CVP.replace(
+    streamlining.ACTIVATION, streamlining.NORMALIZATION, streamlining.MAXIMA, name="STREAMLINING"
+)
 """The baseline's rules: everything linearised at the mean, so that means stay the mean network's."""
 
-CVP_MINUS_NORM = CVP.replace(linearized.NORMALIZATION, name="CVP - norm")
-CVP_MINUS_ACTIVATION = CVP.replace(linearized.ACTIVATION, name="CVP - activation")
+CVP_MINUS_NORM = CVP.replace(streamlining.NORMALIZATION, name="CVP - norm")
+CVP_MINUS_ACTIVATION = CVP.replace(streamlining.ACTIVATION, name="CVP - activation")
 
 NAMED: Mapping[str, RuleSet] = MappingProxyType(
     {rules.name: rules for rules in (CVP, STREAMLINING, CVP_MINUS_NORM, CVP_MINUS_ACTIVATION)}
@@ -53,6 +55,6 @@ __all__ = [
     "STREAMLINING",
     "Rule",
     "RuleSet",
-    "linearized",
     "rule",
+    "streamlining",
 ]

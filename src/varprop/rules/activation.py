@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.ops import quick_gelu as quick_gelu
 from varprop.rules.derivative import UNARY, tangent
 from varprop.rules.elementary import (
     celu,
@@ -22,9 +21,10 @@ from varprop.rules.elementary import (
     sine,
     square,
 )
-from varprop.rules.gaussian import at_least
+from varprop.rules.functions import quick_gelu as quick_gelu
 from varprop.rules.gelu import gelu
 from varprop.rules.logistic import log_sigmoid, quick_gelu_moments, sigmoid, silu, softplus, tanh
+from varprop.rules.normal import at_least
 from varprop.rules.piecewise import (
     absolute,
     clamp,

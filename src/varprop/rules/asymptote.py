@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.gaussian import distance, rectified, tail
+from varprop.rules.normal import distance, rectified, tail
 
 
 class Node(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop import ops
 from varprop.moments import Moments, mean_of
+from varprop.rules import functions as ops
 from varprop.rules.arithmetic import add, moments, multiply
 from varprop.rules.derivative import degree, differentiate
 from varprop.rules.linear import linear

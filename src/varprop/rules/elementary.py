@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.gaussian import at_least, expm1, floored, pdf
+from varprop.rules.normal import at_least, expm1, floored, pdf
 from varprop.rules.quadrature import integrate
 from varprop.rules.ruleset import rule
 

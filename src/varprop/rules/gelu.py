@@ -9,7 +9,7 @@ import torch
 from varprop.errors import RuleError
 from varprop.moments import Moments
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder
-from varprop.rules.gaussian import at_least, expm1, floored, pdf
+from varprop.rules.normal import at_least, expm1, floored, pdf
 from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varprop import ops
 from varprop.moments import Moments
+from varprop.rules import functions as ops
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder, step_and_remainder
-from varprop.rules.gaussian import at_least, floored
+from varprop.rules.normal import at_least, floored
 from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varprop import ops
 from varprop.moments import Moments, is_random, mean_of
+from varprop.rules import functions as ops
 from varprop.rules.arithmetic import add, as_moments, multiply, second_moment
 from varprop.rules.ruleset import Op, RuleSet, rule
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.gaussian import at_least, distance, floored, pdf, ramp, rectified, tail
+from varprop.rules.normal import at_least, distance, floored, pdf, ramp, rectified, tail
 from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten

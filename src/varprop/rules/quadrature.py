@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.gaussian import floored, promote, restore
+from varprop.rules.normal import floored, promote, restore
 
 # 128 nodes on |z| ≤ 8.5 resolve, at v = 100, features of f as narrow as tanh's; the Gaussian's tail beyond is 1e-17.
 NODES = [8.5 * (2 * k / 127 - 1) for k in range(128)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules.arithmetic import as_moments, negate
-from varprop.rules.gaussian import distance, floored, promote, tail
+from varprop.rules.normal import distance, floored, promote, tail
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.structural import mean_args
 

@@ -1,0 +1,83 @@
+"""What an experiment is: data, a network, how to train it, and what of the paper it is to be compared with."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from experiments.data import Examples
+from experiments.recipes import Recipe
+from varprop.evaluation.ablation import ABLATIONS
+from varprop.posterior import Posterior
+
+SAMPLES = (1, 2, 4, 8, 16, 32, 64)
+METHODS = ("mean", "temperature", *(f"MC-{count}" for count in SAMPLES), *ABLATIONS)
+"""All methods of the paper's tables and figures."""
+
+
+class Splits(NamedTuple):
+    """What is trained on, what is calibrated on, what is reported on; and the names of the classes."""
+
+    train: Examples
+    held_out: Examples
+    test: Examples
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Folders given by the user; where data lies that nobody gave a folder for, its reader knows."""
+
+    data: Path | None = None
+    weights: Path | None = None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the weights: other ones make another result."""
+        return None if self.weights is None else _fingerprint(self.weights.expanduser())
+
+
+NOWHERE = Sources()
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint(path: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One row of the tables."""
+
+    name: str
+    title: str
+    about: str
+    """One sentence: what is trained on what."""
+    splits: Callable[[Sources, int], Splits]
+    model: Callable[[Recipe, Sources, int], nn.Module]
+    """A network to start from, by seed."""
+    recipe: Recipe
+    prepare: Callable[[Any], Any]
+    """From raw inputs, as the data has them, to what the network takes; on its device."""
+    paper: str | None = None
+    """The paper's row that it reproduces, or stands in for."""
+    stand_in: bool = False
+    posterior: Callable[[nn.Module, Recipe, Sources, int], Posterior] | None = None
+    """Where the posterior comes from, if not from training."""
+    methods: tuple[str, ...] = METHODS
+    side_by_side: int = 1
+    """So many seeds are trained together on a GPU."""
+    evaluation_batch: int = 500
+    """So many examples go through a network together on a GPU, to evaluate it."""
+    candidates: Mapping[str, Recipe] = field(default_factory=dict)
+    """Recipes that ``recipe`` was chosen from, on held-out data."""

@@ -1,0 +1,40 @@
+"""Examples in batches, prepared on the device as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.data import Examples
+from experiments.stack import each_of
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Pairs (inputs, labels), the same at every pass."""
+
+    examples: Examples
+    prepare: Callable[[Any], Any]
+    size: int
+    device: str
+
+    def __len__(self) -> int:
+        return -(-len(self.examples) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        for start in range(0, len(self.examples), self.size):
+            some = slice(start, start + self.size)
+            raw = self.examples.read(some)
+            yield self.prepare(each_of(raw, self._there)), self.examples.labels[some].to(self.device)
+
+    def first(self, count: int) -> Any:
+        """The inputs of the first examples."""
+        with torch.no_grad():
+            return self.prepare(each_of(self.examples.read(slice(count)), self._there))
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)

@@ -1,0 +1,267 @@
+"""Train, propagate, calibrate, evaluate every method, keep a row for each; what is finished is not done again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.data import Split
+from experiments.experiment import NOWHERE, Experiment, Sources, Splits
+from experiments.layernorm import traced
+from experiments.loading import Batches
+from experiments.recipes import Recipe
+from experiments.training import Lane, lane, train
+from varprop.errors import ExperimentError, ResultsError
+from varprop.evaluation.cost import Cost, relative_costs
+from varprop.evaluation.evaluate import evaluate_answers
+from varprop.evaluation.fidelity import compare
+from varprop.evaluation.measure import measure, record
+from varprop.evaluation.methods import build, samples_of
+from varprop.network.moment_net import MomentNet, propagate
+from varprop.posterior import Posterior
+from varprop.prediction.batches import read
+from varprop.prediction.predictors import MonteCarlo, Predictor, Propagated
+from varprop.report import Results, Row
+from varprop.rules import RuleSet
+
+THUMBNAILS = 600
+HELD = 10  # of a limited run: a tenth of its limit is held out, and as many are tested
+
+
+@dataclass
+class Pipeline:
+    """Some seeds of an experiment, in a results folder."""
+
+    experiment: Experiment
+    seeds: Sequence[int]
+    folder: Path
+    device: str = "cpu"
+    sources: Sources = NOWHERE
+    epochs: int | None = None
+    """Instead of the recipe's."""
+    limit: int | None = None
+    """So many training examples at most, and a tenth of it held out and tested: to see that all works."""
+    side_by_side: int | None = None
+    progress: bool = True
+    say: Callable[[str], None] = print
+    _read: tuple[int, Splits] | None = field(default=None, init=False, repr=False)
+
+    def run(self) -> Results:
+        results = Results(self.folder)
+        missing = {seed: self.missing(seed) for seed in self.seeds}
+        if not any(missing.values()):
+            self.say(f"all {len(self.experiment.methods)} methods are there already: nothing to do")
+            return results
+        self._open_folder()
+        self._show_examples(results)
+        wanted = [seed for seed, methods in missing.items() if methods]
+        try:
+            self.train(wanted)
+            for seed in wanted:
+                self._evaluate(results, seed, missing[seed])
+        except torch.OutOfMemoryError as error:
+            raise ExperimentError(
+                f"{self.device} has too little memory ({str(error).partition('.')[0]}); what is finished is kept. "
+                "Free the device, or train fewer seeds side by side (--side-by-side 1)"
+            ) from error
+        return results
+
+    # --- what to do ----------------------------------------------------------------------------------
+
+    @property
+    def recipe(self) -> Recipe:
+        recipe = self.experiment.recipe
+        return recipe if self.epochs is None else replace(recipe, epochs=self.epochs)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All that a row depends on; a row with another one is another result."""
+        what = {"title": self.experiment.title, "about": self.experiment.about}
+        whose = {"paper": self.experiment.paper, "stand_in": self.experiment.stand_in}
+        found = {**what, **whose, "recipe": asdict(self.recipe), "limit": self.limit}
+        if self.sources.weights is not None:
+            found["weights"] = self.sources.fingerprint
+        return json.loads(json.dumps(found))
+
+    def missing(self, seed: int) -> list[str]:
+        """The methods that have no row with these settings yet."""
+        config = self.config
+        done = {row.key for row in Results(self.folder).rows if row.config == config}
+        return [method for method in self.experiment.methods if (self.experiment.name, method, seed) not in done]
+
+    def splits(self, seed: int) -> Splits:
+        """The data of a seed; that of the last one is kept."""
+        if self._read is None or self._read[0] != seed:
+            found = self.experiment.splits(self.sources, seed)
+            if self.limit is not None:
+                few = max(2, self.limit // HELD)
+                train, held_out, test = (
+                    part.take(slice(size)) for part, size in zip(found[:3], (self.limit, few, few), strict=True)
+                )
+                found = Splits(train, held_out, test, found.names)
+            self._read = seed, found
+        return self._read[1]
+
+    # --- training ------------------------------------------------------------------------------------
+
+    def train(self, seeds: Sequence[int]) -> None:
+        """The seeds that are not trained yet, some side by side."""
+        if self.experiment.posterior is not None:
+            return
+        together = 1 if self.device == "cpu" else self.side_by_side or self.experiment.side_by_side
+        todo = [seed for seed in seeds if not self._lane(seed).finished]
+        for start in range(0, len(todo), together):
+            some = todo[start : start + together]
+            self.say(f"training seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}")
+            self._train(some)
+
+    def _train(self, seeds: Sequence[int]) -> list[Posterior]:
+        lanes = [self._lane(seed) for seed in seeds]
+        splits = self.splits(seeds[0])
+        return train(lanes, self._start, splits.train, self.experiment.prepare, self.device, progress=self.progress)
+
+    def _lane(self, seed: int) -> Lane:
+        return lane(self.experiment.name, self.recipe, seed, self.folder, self.sources.fingerprint, self.limit)
+
+    def _start(self, lane: Lane) -> nn.Module:
+        return self.experiment.model(lane.recipe, self.sources, lane.seed)
+
+    def trained(self, seed: int) -> tuple[nn.Module, Posterior]:
+        model = self.experiment.model(self.recipe, self.sources, seed).to(self.device).eval()
+        if self.experiment.posterior is not None:
+            return model, self.experiment.posterior(model, self.recipe, self.sources, seed).to(self.device)
+        return model, self._train([seed])[0]
+
+    # --- evaluating ----------------------------------------------------------------------------------
+
+    def _evaluate(self, results: Results, seed: int, methods: Sequence[str]) -> None:
+        subject = self._subject(seed)
+        costs = self._costs(subject)
+        entries: dict[str, Any] = {"row": self.experiment.name, "seed": seed, "config": self.config}
+
+        def keep(row: Row, scores: dict[str, Any]) -> None:
+            results.add(replace(row, cost=costs.get(row.method)), scores)
+
+        sampled = [method for method in methods if samples_of(method) is not None]
+        for method in methods:
+            if method not in sampled:
+                self.say(f"seed {seed}: {method}")
+                keep(*self._measured(results, method, subject, entries))
+            elif method == sampled[0]:  # and all others with it
+                self.say(f"seed {seed}: {', '.join(sampled)}")
+                for each, pairs in self._sampled(sampled, subject, seed):
+                    before = evaluate_answers(pairs[0], progress=False)
+                    after = evaluate_answers(pairs[1], held_out=before, progress=False)
+                    keep(*record(before, after, method=each, **entries))
+
+    def _measured(
+        self, results: Results, method: str, subject: _Subject, entries: dict[str, Any]
+    ) -> tuple[Row, dict[str, Any]]:
+        """The row of a method that does not sample, and its scores."""
+        settings = {"progress": self.progress, **self.recipe.calibration}
+        predictor = subject.predictor(method, **settings)
+        row, scores = measure(
+            predictor, subject.held_out, subject.test, method=method, progress=self.progress, **entries
+        )
+        if method == "CVP" and isinstance(predictor, Propagated):
+            args, kwargs = _call(subject.test.first(32))
+            sampler = MonteCarlo(subject.model, subject.posterior, 128)
+            row = replace(row, fidelity=[asdict(each) for each in compare(predictor.net, sampler, *args, **kwargs)])
+            normed = any(isinstance(module, nn.LayerNorm) for module in subject.model.modules())
+            if normed and not results.norms(self.experiment.name):
+                results.add_norms(self.experiment.name, [traced(predictor.net, *args, **kwargs)])
+        return row, scores
+
+    def _sampled(
+        self, methods: Sequence[str], subject: _Subject, seed: int
+    ) -> Iterator[tuple[str, list[list[tuple[Any, Tensor]]]]]:
+        """Predictions of each method, on held-out and on test data: the draws of one are the first of the next."""
+        counts = {method: samples_of(method) or 0 for method in methods}
+        at_once = 1 if self.device == "cpu" else self.experiment.side_by_side
+        most = MonteCarlo(subject.model, subject.posterior, max(counts.values()), seed=seed, at_once=at_once)
+        kept = [_draws(most, batches) for batches in (subject.held_out, subject.test)]
+        for method, count in counts.items():
+            yield method, [[(most.link.average(logits[:count]), target) for logits, target in part] for part in kept]
+
+    def _subject(self, seed: int) -> _Subject:
+        model, posterior = self.trained(seed)
+        splits = self.splits(seed)
+        size = 64 if self.device == "cpu" else self.experiment.evaluation_batch
+        held_out, test = (
+            Batches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
+        )
+        return _Subject(model, posterior, held_out, test)
+
+    def costs(self) -> dict[str, Cost]:
+        """What each method costs: measured once for an experiment and a device, and kept beside the rows."""
+        return self._costs(None)
+
+    def _costs(self, subject: _Subject | None) -> dict[str, Cost]:
+        file = self.folder / f"{self.experiment.name}-costs-{self.device.partition(':')[0]}.json"
+        found: dict[str, Cost] = json.loads(file.read_text()) if file.is_file() else {}
+        if all(method in found for method in self.experiment.methods):
+            return found
+        subject = subject or self._subject(self.seeds[0])
+        self.say("timing compiled passes")
+        args, kwargs = _call(subject.test.first(subject.test.size))
+        found = relative_costs(self.experiment.methods, subject.model, subject.posterior, *args, **kwargs)
+        if found:  # where nothing can be compiled today, there may be a compiler tomorrow
+            scratch = file.with_suffix(".part")
+            scratch.write_text(json.dumps(found))
+            scratch.replace(file)
+        return found
+
+    def _open_folder(self) -> None:
+        """First of all, because a folder that cannot be written to should be known before the training."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResultsError(f"cannot write to {self.folder}: {error.strerror}; choose another folder") from None
+
+    def _show_examples(self, results: Results) -> None:
+        """Thumbnails for the report."""
+        splits = self.splits(self.seeds[0])
+        if isinstance(splits.test, Split) and splits.test.images.shape[-1] <= 64:
+            images = splits.test.images[:THUMBNAILS].permute(0, 2, 3, 1)
+            shown = (images[..., 0] if images.shape[-1] == 1 else images).contiguous().numpy()
+            results.add_examples(shown, splits.names, row=self.experiment.name)
+
+
+@dataclass
+class _Subject:
+    """A trained network and the data to judge it by."""
+
+    model: nn.Module
+    posterior: Posterior
+    held_out: Batches
+    test: Batches
+    nets: dict[str, MomentNet] = field(default_factory=dict)
+
+    def predictor(self, method: str, **calibration: Any) -> Predictor:
+        return build(method, self.model, self.posterior, self.held_out, lift=self._lifted, **calibration)
+
+    def _lifted(self, rules: RuleSet) -> MomentNet:
+        """Methods with the same rules share what is captured."""
+        if rules.name not in self.nets:
+            net = self.nets[rules.name] = propagate(self.model, self.posterior, rules)
+            if self.test.device != "cpu":  # there it takes long, and calibration does it where it is worth it
+                args, kwargs = _call(self.test.first(2))
+                net.capture(*args, **kwargs)
+                net.fuse()
+        return self.nets[rules.name]
+
+
+@torch.no_grad()
+def _draws(sampler: MonteCarlo, batches: Batches) -> list[tuple[list[Tensor], Tensor]]:
+    """The logits of every network, for each batch."""
+    return [(list(sampler.draws(*batch.args, **batch.kwargs)), batch.target) for batch in read(batches)]
+
+
+def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})

@@ -1,0 +1,32 @@
+"""The experiments, one file each. A new one is a value of ``Experiment`` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from experiments.experiment import Experiment
+from experiments.rows.cifar10_vit import CIFAR10_VIT
+from experiments.rows.cifar100_vit import CIFAR100_VIT
+from experiments.rows.digits import DIGITS
+from experiments.rows.fashion_mnist import FASHION_MNIST
+from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
+from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
+from experiments.rows.sst2_minilm import SST2_MINILM
+from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
+
+ROWS: Mapping[str, Experiment] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            CIFAR10_VIT,
+            CIFAR100_VIT,
+            IMAGENET_RESNET50,
+            TINY_IMAGENET_VIT,
+            IMAGENET_SAMPLE_RESNET50,
+            SST2_MINILM,
+            DIGITS,
+            FASHION_MNIST,
+        )
+    }
+)

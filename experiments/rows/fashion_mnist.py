@@ -1,0 +1,33 @@
+"""Fashion-MNIST: the demo's larger data set. Not in the paper."""
+
+from __future__ import annotations
+
+from experiments.experiment import Experiment
+from experiments.recipes import Recipe, Schedule
+from experiments.rows.digits import DEMO_METHODS
+from experiments.rows.scratch import centred, splits, vit
+
+FASHION_MNIST = Experiment(
+    name="fashion-mnist",
+    title="Fashion-MNIST (small ViT)",
+    about="A ViT of 100,000 weights trained on 55,000 images of garments.",
+    splits=splits("fashion-mnist", held_out=5000),
+    model=vit,
+    recipe=Recipe(
+        model={"channels": 1, "side": 28, "classes": 10, "patch": 4, "width": 64},
+        epochs=10,
+        batch=128,
+        schedule=Schedule(warmup=0.3),
+        ivon={
+            "lr": 1.0,
+            "ess": 6e5,
+            "hess_init": 0.05,
+            "beta2": 0.9995,
+            "weight_decay": 1e-4,
+            "clip_radius": 0.01,
+        },
+    ),
+    prepare=centred,
+    methods=DEMO_METHODS,
+    side_by_side=10,
+)

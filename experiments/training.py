@@ -1,0 +1,204 @@
+"""Training with IVON, several networks side by side; after a kill it goes on where it was last written down.
+
+Each network has its own start, order of examples and noise, all from its own seed: its neighbours change nothing but
+the rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from experiments import progress
+from experiments.augment import UNCHANGED, apply
+from experiments.data import Examples
+from experiments.graph import Gradients
+from experiments.recipes import Recipe
+from experiments.stack import Stack, each_of
+from varprop.errors import InputError
+from varprop.optim import IVON
+from varprop.posterior import Posterior
+
+Prepare = Callable[[Any], Any]
+SAVE_EVERY = 30.0  # seconds
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One network in training."""
+
+    recipe: Recipe
+    seed: int
+    checkpoint: Path
+    weights: str | None = None
+    """Fingerprint of the weights it starts from, if they are not drawn from the seed."""
+
+    @property
+    def key(self) -> str:
+        """A checkpoint of anything else is not this network's."""
+        trained = replace(self.recipe, calibration={})  # which comes after
+        return hashlib.sha256(repr((trained, self.seed, self.weights)).encode()).hexdigest()
+
+    @property
+    def pace(self) -> str:
+        """What networks must share to be trained as one parameter."""
+        return repr((self.recipe.ivon, self.recipe.schedule, self.recipe.gradient_clip))
+
+    @property
+    def finished(self) -> bool:
+        found = progress.load(self.checkpoint, self.key)
+        return found is not None and found.done == self.recipe.epochs
+
+
+def lane(
+    name: str, recipe: Recipe, seed: int, folder: Path, weights: str | None = None, limit: int | None = None
+) -> Lane:
+    """Its checkpoint is named by all that decides it: what a search has trained there need not be trained again."""
+    found = Lane(recipe, seed, folder, weights)
+    limited = "" if limit is None else f"-{limit}"
+    return replace(found, checkpoint=folder / f"{name}{limited}-{seed}-{found.key[:8]}.safetensors")
+
+
+def train(
+    lanes: Sequence[Lane],
+    model: Callable[[Lane], nn.Module],
+    examples: Examples,
+    prepare: Prepare,
+    device: str,
+    *,
+    progress: bool = True,
+) -> list[Posterior]:
+    """The posterior of each. Lanes must agree in epochs, batch and shapes of the model; all else may differ."""
+    shapes = {(lane.recipe.epochs, lane.recipe.batch) for lane in lanes}
+    if len(shapes) > 1:
+        raise InputError(f"networks side by side must have the same epochs and batch, not {sorted(shapes)}")
+    order = sorted(range(len(lanes)), key=lambda i: lanes[i].pace)
+    lanes = [lanes[i] for i in order]
+    run = _Run(lanes, [model(lane) for lane in lanes], examples.to(device), prepare, device)
+    epochs = lanes[0].recipe.epochs
+    saved = time.monotonic()
+    shown = progress and run.done < epochs
+    with tqdm(total=epochs, initial=run.done, desc="train", unit=" epochs", disable=not shown) as bar:
+        while run.done < epochs:
+            losses = run.epoch()
+            if run.done == epochs or time.monotonic() - saved > SAVE_EVERY:
+                run.save()
+                saved = time.monotonic()
+            bar.update()
+            bar.set_postfix(loss=" ".join(f"{loss:.3f}" for loss in losses))
+    found = dict(zip(order, run.posteriors(), strict=True))
+    return [found[i] for i in range(len(lanes))]
+
+
+class _Run:
+    """Where the training stands. Networks with the same settings and schedule make a group, a parameter of IVON."""
+
+    def __init__(
+        self, lanes: Sequence[Lane], models: Sequence[nn.Module], examples: Examples, prepare: Prepare, device: str
+    ) -> None:
+        self.lanes, self.examples, self.prepare = lanes, examples, prepare
+        self.device = torch.device(device)
+        self.stack = Stack(models, device)
+        self.groups = [list(group) for _, group in itertools.groupby(range(len(lanes)), lambda i: lanes[i].pace)]
+        self.rows = [
+            nn.Parameter(torch.stack([self.stack.row(models[i]).to(device) for i in group])) for group in self.groups
+        ]
+        settings = [
+            {"params": [rows], **lanes[group[0]].recipe.ivon, "seed": tuple(lanes[i].seed for i in group)}
+            for rows, group in zip(self.rows, self.groups, strict=True)
+        ]
+        self.optimizer = IVON(settings, lr=1.0, ess=1.0)  # each group has its own
+        self.batch = min(lanes[0].recipe.batch, len(examples))
+        self.steps = len(examples) // self.batch  # in an epoch; the rest has its turn in another
+        self.changed = any(lane.recipe.augment != UNCHANGED for lane in lanes)
+        losses = torch.compile(self._losses) if self.device.type == "cuda" else self._losses
+        self.gradients = Gradients(losses, self.rows)
+        found = [progress.load(lane.checkpoint, lane.key) for lane in lanes]
+        known = [each for each in found if each is not None]
+        self.done = 0
+        if len(known) == len(lanes) and len({each.done for each in known}) == 1:
+            self.done = known[0].done  # one that is further on than the others begins again with them
+            progress.restore(self.optimizer, [[known[i] for i in group] for group in self.groups])
+
+    def epoch(self) -> list[float]:
+        """One pass over the examples; the mean loss of each network."""
+        count, used = len(self.examples), self.steps * self.batch
+        generators = [torch.Generator().manual_seed(1_000_003 * lane.seed + self.done) for lane in self.lanes]
+        drawn = []
+        for lane, generator in zip(self.lanes, generators, strict=True):
+            order = torch.randperm(count, generator=generator)[:used]
+            drawn.append({"rows": order} | (lane.recipe.augment.draw(used, generator) if self.changed else {}))
+        # By step and then by network, so that a step takes what it needs without copying it.
+        tables = {name: self._by_step(torch.stack([each[name] for each in drawn])) for name in drawn[0]}
+        total = torch.zeros(len(self.lanes), device=self.device)
+        for step in range(self.steps):
+            total += self._step(self.done * self.steps + step, {name: table[step] for name, table in tables.items()})
+        self.done += 1
+        return (total / self.steps).tolist()
+
+    def _by_step(self, table: Tensor) -> Tensor:
+        """[networks, examples, …] to [steps, networks · batch, …]"""
+        return table.to(self.device).unflatten(1, (self.steps, self.batch)).transpose(0, 1).flatten(1, 2).contiguous()
+
+    def _step(self, number: int, draws: dict[str, Tensor]) -> Tensor:
+        whole = self.lanes[0].recipe.epochs * self.steps
+        for settings, group in zip(self.optimizer.param_groups, self.groups, strict=True):
+            recipe = self.lanes[group[0]].recipe
+            settings["lr"] = recipe.ivon["lr"] * recipe.schedule((number + 1) / whole)
+        rows = draws.pop("rows")
+        raw, labels = self.examples.read(rows), self.examples.labels[rows]
+        self.optimizer.zero_grad()
+        with self.optimizer.sampled_params(train=True):
+            losses = self.gradients(each_of(raw, self._there), draws, labels.to(self.device))
+        self._clip()
+        self.optimizer.step()
+        return losses
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+    def _losses(self, raw: Any, draws: dict[str, Tensor], labels: Tensor) -> Tensor:
+        """Of each network, on its own batch."""
+        with torch.no_grad():
+            inputs = self.prepare(apply(raw, draws) if draws else raw)
+        many = len(self.lanes), self.batch
+        inputs = each_of(inputs, lambda x: x.unflatten(0, many))
+        # Fused attention fails in the backward pass of stacked networks (torch 2.11), and gains little at this size.
+        with sdpa_kernel(SDPBackend.MATH), torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
+            logits = self.stack(torch.cat([*self.rows]), inputs)
+        each = F.cross_entropy(logits.float().flatten(0, 1), labels, reduction="none")
+        return each.view(many).mean(1)
+
+    def _clip(self) -> None:
+        """Each network's gradient by its own norm."""
+        for rows, group in zip(self.rows, self.groups, strict=True):
+            assert rows.grad is not None
+            limit = self.lanes[group[0]].recipe.gradient_clip
+            rows.grad *= (limit / (rows.grad.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+
+    def save(self) -> None:
+        for settings, group in zip(self.optimizer.param_groups, self.groups, strict=True):
+            for row, index in enumerate(group):
+                lane = self.lanes[index]
+                progress.save(lane.checkpoint, lane.key, self.done, self.optimizer, settings, row)
+
+    def posteriors(self) -> list[Posterior]:
+        """In the order of the lanes, which is that of the groups."""
+        found = []
+        for settings, rows in zip(self.optimizer.param_groups, self.rows, strict=True):
+            hess = self.optimizer.state[rows]["hess"]
+            variances = 1 / (settings["ess"] * (hess + settings["weight_decay"]))
+            for mean, var in zip(rows.detach(), variances, strict=True):
+                found.append(Posterior.from_tensors(self.stack.named(mean), self.stack.named(var)))
+        return found

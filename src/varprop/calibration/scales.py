@@ -1,0 +1,264 @@
+"""Calibration: a scale α on the variance at each scale point, fitted by likelihood on held-out data."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from varprop.calibration.stages import Stages, size_of, stages
+from varprop.calibration.temperature import divided
+from varprop.errors import CalibrationError, InputError, PrecisionError
+from varprop.graph.pointwise import Pointwise
+from varprop.graph.walk import OUTPUT, scale_path
+from varprop.network.moment_net import MomentNet, Plan
+from varprop.posterior.names import selects
+from varprop.prediction.batches import Batch, read, repeatable
+from varprop.prediction.links import ClassLink, Link, Softmax
+
+PER_LAYER = ("**",)
+"""Every scale point: before activations and norms, and at the output."""
+OUTPUT_ONLY = (OUTPUT,)
+"""One scale, at the output."""
+
+FEW = 30  # held-out examples for each scale, below which the scales fit noise
+SHARPER = 0.8  # the temperature that is tried, to see whether predictions are not sure enough
+CLEARLY = 3.0  # standard errors of its gain that the gain must exceed to be spoken of,
+WORTH_SAYING = 0.01  # and the share of the loss
+STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
+WORTH_COMPILING = 100_000_000  # entries of a pointwise rule; compiling it takes as long as this many not compiled
+_log = logging.getLogger(__name__)
+
+
+def calibrate(
+    net: MomentNet,
+    batches: Any,
+    *,
+    link: Link | None = None,
+    scales: Sequence[str] = PER_LAYER,
+    epochs: int = 10,
+    lr: float = 0.03,
+    batch_size: int = 256,
+    micro_batch: int | None = None,
+    cache: int = 1 << 30,
+    progress: bool = True,
+) -> MomentNet:
+    """A new network whose variance scales α (``net.scales``) minimise the NLL of held-out ``batches``.
+
+    Adam on log α with everything else frozen. ``batches`` is a data loader or a list, of pairs (inputs, target) or
+    of dicts with ``labels``; a batch may have any size: gradients are accumulated to ``batch_size`` examples, at most
+    ``micro_batch`` of which go through the network together. ``scales`` selects which α are fitted, by patterns on
+    their names: ``PER_LAYER``, ``OUTPUT_ONLY``, or ``()`` for none. What no fitted α can change is computed once and
+    kept, up to ``cache`` bytes; the batches are then those of the first epoch. ``link`` must be the one predictions
+    are made with; by default softmax.
+    """
+    _check(net, epochs, lr, batch_size, micro_batch)
+    batches = repeatable(batches)
+    first = next(iter(read(batches))).to(net.device)
+    net.capture(*first.args, **first.kwargs)
+    new = copy.deepcopy(net)
+    if not len(scales):
+        return new
+    fit = _Fit(new, link or Softmax(), tuple(scales), lr, cache)
+    sizes = batch_size, micro_batch or batch_size
+    with _tiering_up(new):
+        for epoch in range(epochs):
+            with tqdm(
+                desc=f"calibrate {epoch + 1}/{epochs}", unit=" examples", disable=not progress, leave=False
+            ) as bar:
+                fit.epoch(batches, *sizes, bar)
+    return fit.finish()
+
+
+class _Fit:
+    """Where a calibration stands."""
+
+    def __init__(self, net: MomentNet, link: Link, patterns: tuple[str, ...], lr: float, cache: int) -> None:
+        self.net, self.link, self.patterns, self.lr = net, link, patterns, lr
+        self.trained: dict[str, nn.Parameter] = {}
+        self.optimizer: torch.optim.Adam | None = None
+        self.stages: dict[int, Stages] = {}
+        self.room = cache
+        self.kept: list[tuple[Stages, tuple[Any, ...], Tensor]] | None = []
+        self.losses: list[float] = []  # per example, one for each epoch
+        self.steps = 0
+        self.pace = 0.0  # how far the fastest log α went in the last epoch, against Adam's full steps
+
+    def epoch(self, batches: Any, batch_size: int, micro_batch: int, bar: Any) -> None:
+        total, count, pending = 0.0, 0, 0
+        sharper: list[Tensor] = []
+        started, steps = self._logs(), self.steps
+        kept = self.kept if self.losses else None
+        for stage, prepared, target in kept or self._prepare(batches, batch_size, micro_batch):
+            logits = stage.finish(prepared)
+            loss = _per_example(self.link.loss(logits, target))
+            if not self.losses and isinstance(self.link, ClassLink):
+                with torch.no_grad():
+                    sharper.append(loss - _per_example(self.link.loss(divided(logits, SHARPER), target)))
+            summed = loss.sum()
+            if not math.isfinite(value := float(summed.detach())):
+                raise CalibrationError(f"the loss became {value} in epoch {len(self.losses) + 1}: try a smaller lr")
+            summed.backward()
+            total, count, pending = total + value, count + len(target), pending + len(target)
+            if pending >= batch_size:
+                pending = self._step(pending)
+            bar.update(len(target))
+            bar.set_postfix(nll=f"{total / count:.4f}", refresh=False)
+        if pending:
+            self._step(pending)
+        if not self.losses and count < FEW * len(self.trained):
+            warnings.warn(
+                f"{count} held-out examples for {len(self.trained)} scales are few: the fit may follow noise. "
+                "Use more data, or scales=OUTPUT_ONLY",
+                stacklevel=3,
+            )
+        if sharper:
+            _warn_if_too_soft(torch.cat(sharper).double(), total / count)
+        self.losses.append(total / count)
+        moved = max((abs(log - started.get(name, 0.0)) for name, log in self._logs().items()), default=0.0)
+        self.pace = moved / (self.lr * (self.steps - steps))
+        _log.info("calibrate, epoch %d: NLL %.5f on %d examples", len(self.losses), total / count, count)
+
+    def _prepare(
+        self, batches: Any, batch_size: int, micro_batch: int
+    ) -> Iterator[tuple[Stages, tuple[Any, ...], Tensor]]:
+        """The batches in pieces of at most ``micro_batch``, none of which reaches beyond a step of ``batch_size``."""
+        filled = 0
+        for batch in read(batches):
+            start = 0
+            while start < len(batch):
+                piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled)).to(self.net.device)
+                start, filled = start + len(piece), (filled + len(piece)) % batch_size
+                stage, leaves = self._stage(piece)
+                item = stage, stage.prepare(leaves), piece.target
+                self._keep(item)
+                yield item
+
+    def _keep(self, item: tuple[Stages, tuple[Any, ...], Tensor]) -> None:
+        """For the next epochs, or nothing at all if there is no room for everything."""
+        self.room -= size_of(item[1])
+        if self.room < 0:
+            self.kept = None
+        elif self.kept is not None:
+            self.kept.append(item)
+
+    def _stage(self, batch: Batch) -> tuple[Stages, list[Tensor]]:
+        plan, leaves = self.net.plan(batch.args, batch.kwargs)
+        if id(plan) not in self.stages:
+            self.stages[id(plan)] = self._cut(plan)
+        return self.stages[id(plan)], leaves
+
+    def _cut(self, plan: Plan) -> Stages:
+        """The stages of a graph met for the first time, whose scales join those that are trained."""
+        names = _selected(self.net.scales, self.patterns)
+        fresh = []
+        for name in names:
+            if name not in self.trained:
+                self.trained[name] = self.net.scale[scale_path(name)].requires_grad_()  # type: ignore[assignment]
+                fresh.append(self.trained[name])
+        if self.optimizer is None:
+            self.optimizer = torch.optim.Adam(fresh, lr=self.lr)
+        elif fresh:
+            self.optimizer.add_param_group({"params": fresh})
+        return stages(self.net, plan, {scale_path(name) for name in names})
+
+    def _step(self, examples: int) -> int:
+        assert self.optimizer is not None
+        for parameter in self.trained.values():
+            if parameter.grad is not None:
+                parameter.grad /= examples
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        return 0
+
+    def _logs(self) -> dict[str, float]:
+        return {name: float(parameter.detach()) for name, parameter in self.trained.items()}
+
+    def finish(self) -> MomentNet:
+        for parameter in self.trained.values():
+            parameter.requires_grad_(False).grad = None
+        if self.losses and self.losses[-1] > self.losses[0]:
+            warnings.warn(
+                f"calibration raised the NLL of the held-out data from {self.losses[0]:.4f} to {self.losses[-1]:.4f}: "
+                "try a smaller lr",
+                stacklevel=3,
+            )
+        elif self.pace > STILL_MOVING:
+            warnings.warn(
+                f"calibration ended after {self.steps} steps while scales were still moving: raise epochs or lr, "
+                "or lower batch_size",
+                stacklevel=3,
+            )
+        return self.net
+
+
+def _per_example(loss: Tensor) -> Tensor:
+    return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
+
+
+def _warn_if_too_soft(gains: Tensor, loss: float) -> None:
+    """``gains``: by how much sharper predictions would lower the loss of each example."""
+    gain, error = float(gains.mean()), float(gains.std() / len(gains) ** 0.5)
+    if gain > max(CLEARLY * error, WORTH_SAYING * loss):
+        warnings.warn(
+            f"these predictions are not sure enough: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
+            "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "
+            "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
+            stacklevel=4,
+        )
+
+
+def _selected(names: Sequence[str] | dict[str, float], patterns: tuple[str, ...]) -> list[str]:
+    chosen = [name for name in names if any(selects(pattern, name) for pattern in patterns)]
+    if not chosen:
+        known = ", ".join(names) or "none: no variance reaches a norm, an activation or the output"
+        raise CalibrationError(f"no scale is selected by {', '.join(map(repr, patterns))}; there are: {known}")
+    return chosen
+
+
+def _check(net: MomentNet, epochs: int, lr: float, batch_size: int, micro_batch: int | None) -> None:
+    if not isinstance(net, MomentNet):
+        raise InputError(f"calibrate(net, batches) takes a propagated network, not a {type(net).__name__}")
+    if net.dtype not in (torch.float32, torch.float64):
+        raise PrecisionError(f"calibrate in float32 and cast afterwards: {net.dtype} is too coarse for small steps")
+    numbers = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "micro_batch": micro_batch}
+    wrong = {name: value for name, value in numbers.items() if value is not None and not 0 < value < math.inf}
+    if wrong:
+        raise CalibrationError(f"{', '.join(f'{n}={v}' for n, v in wrong.items())}: it must be positive")
+    if not any(bool((var > 0).any()) for _, var in net.var.items()):
+        raise CalibrationError("all variances of this network are 0: there is nothing to scale")
+
+
+@contextmanager
+def _tiering_up(net: MomentNet) -> Iterator[None]:
+    """Compile a pointwise rule once it has worked on so many entries that compiling would have been worth it."""
+    handles = [module.register_forward_hook(_counter()) for module in net.pointwise.values()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _counter() -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
+    seen = 0
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], _: Any) -> None:
+        nonlocal seen
+        before, seen = seen, seen + inputs[0].numel()
+        if before <= WORTH_COMPILING < seen and isinstance(module, Pointwise) and not module.fused:
+            try:
+                module.fuse(inputs[0])
+            except Exception as error:  # noqa: BLE001 (no compiler, or one that fails: slower, but not wrong)
+                warnings.warn(f"a rule could not be compiled, calibration goes on without: {error}", stacklevel=2)
+
+    return count

@@ -1,0 +1,123 @@
+"""Temperature scaling: logits divided by one number, chosen on held-out data."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.errors import InputError
+from varprop.moments import Moments
+from varprop.prediction.batches import read
+from varprop.prediction.links import ClassLink
+from varprop.prediction.prediction import Prediction, Regression
+from varprop.prediction.predictors import GaussianPredictor
+
+LOWEST, HIGHEST = 1e-2, 1e2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the temperature was found: NLL per example on the held-out data, without it and with it."""
+
+    before: float
+    after: float
+    examples: int
+
+
+class TemperatureScaled(GaussianPredictor):
+    """Another predictor with its logits divided by ``temperature``. ``fit`` returns one with the best temperature."""
+
+    def __init__(self, predictor: GaussianPredictor, temperature: float = 1.0, *, fitted: Fit | None = None) -> None:
+        if not isinstance(predictor, GaussianPredictor) or not isinstance(predictor.link, ClassLink):
+            raise InputError(f"there are no logits to divide in a {predictor}: give a MeanNetwork or a Propagated")
+        if not 0 < temperature < math.inf:
+            raise InputError(f"a temperature is positive and finite, {temperature} is not")
+        self.predictor, self.temperature, self.fitted = predictor, temperature, fitted
+        self.link = predictor.link
+
+    @property
+    def device(self) -> torch.device:
+        return self.predictor.device
+
+    def logits(self, *args: Any, **kwargs: Any) -> Moments:
+        return divided(self.predictor.logits(*args, **kwargs), self.temperature)
+
+    def decide(self, logits: Moments) -> Prediction | Regression:
+        return self.predictor.decide(logits)
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        return self.predictor.loss(logits, target)
+
+    @torch.no_grad()
+    def fit(self, batches: Any) -> TemperatureScaled:
+        """A predictor with the temperature of least NLL on ``batches``; the network runs once.
+
+        The search covers temperatures from 0.01 to 100. One that does not lower the NLL is not taken.
+        """
+        kept = []
+        for batch in read(batches):
+            batch = batch.to(self.device)
+            logits = self.predictor.logits(*batch.args, **batch.kwargs)
+            kept.append((Moments(*(x.double() for x in logits)), batch.target))
+        count = sum(target.shape[0] for _, target in kept)
+
+        def nll(log_temperature: float) -> float:
+            temperature = math.exp(log_temperature)
+            losses = [self.predictor.loss(divided(logits, temperature), target).sum() for logits, target in kept]
+            return float(torch.stack(losses).sum()) / count
+
+        before = nll(0.0)
+        if not math.isfinite(before):
+            raise InputError(f"the NLL of the held-out data is {before}: the logits are not finite")
+        best, after = minimum(nll, math.log(LOWEST), math.log(HIGHEST))
+        if after >= before:
+            best, after = 0.0, before
+        temperature = math.exp(best)
+        if not 1.05 * LOWEST < temperature < HIGHEST / 1.05:
+            warnings.warn(
+                f"the best temperature is at the end of the range searched, {temperature:.3g}: "
+                "the held-out labels are all right, or as good as random",
+                stacklevel=2,
+            )
+        _log.info("temperature %.4f: NLL %.4f -> %.4f on %d examples", temperature, before, after, count)
+        return TemperatureScaled(self.predictor, temperature, fitted=Fit(before, after, count))
+
+    def __repr__(self) -> str:
+        return f"TemperatureScaled({self.predictor}, temperature={self.temperature:.4g})"
+
+
+def divided(logits: Moments, temperature: float) -> Moments:
+    return Moments(logits.mean / temperature, logits.var / temperature**2)
+
+
+def minimum(function: Callable[[float], float], low: float, high: float, *, points: int = 17) -> tuple[float, float]:
+    """Where a function of one number is least: the best of a grid, then golden-section search around it.
+
+    The NLL of a mean network has one minimum in 1/T, so this finds it. Gradient methods, used elsewhere, may not
+    arrive and do not say so.
+    """
+    grid = [low + (high - low) * i / (points - 1) for i in range(points)]
+    values = [function(x) for x in grid]
+    best = min(range(points), key=values.__getitem__)
+    a, b = grid[max(0, best - 1)], grid[min(points - 1, best + 1)]
+    golden = (math.sqrt(5) - 1) / 2
+    found = {x: y for x, y in zip(grid, values, strict=True) if math.isfinite(y)}
+    left, right = b - golden * (b - a), a + golden * (b - a)
+    found[left], found[right] = function(left), function(right)
+    while b - a > 1e-5:
+        if found[left] <= found[right]:
+            b, right, left = right, left, right - golden * (right - a)
+            found[left] = function(left)
+        else:
+            a, left, right = left, right, left + golden * (b - left)
+            found[right] = function(right)
+    x = min(found, key=found.__getitem__)
+    return x, found[x]

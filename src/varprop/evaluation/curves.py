@@ -1,0 +1,126 @@
+"""What the figures and the page show, computed from scores per example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from varprop.evaluation.files import Scores
+from varprop.evaluation.rows import POINTS
+from varprop.metrics import risk_coverage_curve
+
+BINS = 15
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Risk at each coverage, averaged over seeds."""
+
+    coverage: np.ndarray
+    risk: np.ndarray
+    sem: np.ndarray
+
+
+def risk_coverage(risks: Sequence[np.ndarray]) -> Curve:
+    """The mean over seeds of their risks, each as ``risks_of`` gives it."""
+    found = np.stack(risks)
+    points = found.shape[1]
+    spread = found.std(0, ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.full(points, np.nan)
+    return Curve(np.arange(1, points + 1) / points, found.mean(0), spread)
+
+
+def risks_of(scores: Scores, points: int = POINTS) -> np.ndarray:
+    """Risk of the most confident k/points of the examples, k = 1 … points.
+
+    Summed errors grow in straight lines within a group of equal confidences: the average over all their orders.
+    """
+    coverage, risk, _ = curve(scores["confidence"], scores["correctness"])
+    grid = np.arange(1, points + 1) / points
+    errors = np.interp(grid, np.append(0, coverage), np.append(0, coverage * risk))
+    return errors / grid
+
+
+def percentiles(confidence: Any, correctness: Any) -> tuple[float, ...]:
+    """What a row keeps of its risk-coverage curve: the risk of the most confident 1, 2, … 100 %, to six digits."""
+    scores = {"confidence": np.asarray(confidence), "correctness": np.asarray(correctness)}
+    return tuple(round(float(risk), 6) for risk in risks_of(scores).clip(0, 1))
+
+
+def curve(confidence: np.ndarray, correctness: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Coverage, risk and threshold, one point per distinct confidence."""
+    confidence, correctness = np.ascontiguousarray(confidence), np.ascontiguousarray(correctness)
+    found = risk_coverage_curve(torch.from_numpy(confidence), torch.from_numpy(correctness))
+    return found.coverage.numpy(), found.risk.numpy(), found.threshold.numpy()
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Per bin of confidence, over all seeds together: mean confidence, accuracy, share of the examples."""
+
+    confidence: np.ndarray
+    accuracy: np.ndarray
+    share: np.ndarray
+
+
+def reliability(scores: Sequence[Scores], bins: int = BINS) -> Reliability:
+    """Bins of equal width; an empty one has NaN for confidence and accuracy."""
+    claimed = np.concatenate([each["confidence"] for each in scores])
+    right = np.concatenate([each["correctness"] for each in scores])
+    # As the ECE does it: edges in the confidence's own dtype, 1 in the last bin.
+    edges = (np.arange(1, bins) / bins).astype(claimed.dtype)
+    where = np.searchsorted(edges, claimed, side="right")
+    count = np.bincount(where, minlength=bins).astype(np.float64)
+    count_or_nan = np.where(count > 0, count, np.nan)
+    return Reliability(
+        confidence=np.bincount(where, claimed.astype(np.float64), minlength=bins) / count_or_nan,
+        accuracy=np.bincount(where, right, minlength=bins) / count_or_nan,
+        share=count / count.sum(),
+    )
+
+
+@dataclass(frozen=True)
+class Staircase:
+    """Which threshold a risk budget buys: one step per threshold that is best for some budget.
+
+    For a budget b, the last step with ``risk`` ≤ ``limit(b)`` has the largest held-out coverage; without one, b cannot
+    be met. Steps have rising coverage and rising risk.
+    """
+
+    threshold: np.ndarray
+    held_out_risk: np.ndarray
+    held_out_coverage: np.ndarray
+    answered: np.ndarray
+    """How many test examples reach the threshold."""
+    errors: np.ndarray
+    """Their summed errors: a count, unless correctness is soft."""
+    slack: float
+
+    def limit(self, budget: float) -> float:
+        """The budget with the slack of ``coverage_at_risk``: rounding must not refuse what meets it exactly."""
+        return budget * (1 + 1e-9) + self.slack
+
+    def at(self, budget: float) -> int | None:
+        met = np.flatnonzero(self.held_out_risk <= self.limit(budget))
+        return int(met[-1]) if len(met) else None
+
+
+def staircase(scores: Scores) -> Staircase | None:
+    """None without held-out scores."""
+    if "held_out_confidence" not in scores:
+        return None
+    correctness = scores["held_out_correctness"]
+    coverage, risk, threshold = curve(scores["held_out_confidence"], correctness)
+    # From full coverage back, a smaller coverage is worth taking only at a lower risk than all larger ones have.
+    lowest = np.minimum.accumulate(risk[::-1])[::-1]
+    keep = np.append(risk[:-1] < lowest[1:], True)
+    order = np.argsort(-scores["confidence"], kind="stable")
+    errors = np.append(0, np.cumsum(1 - scores["correctness"][order]))
+    # "-" turns a falling order into a rising one; ≥ the threshold includes equal confidences.
+    threshold = threshold[keep].astype(scores["confidence"].dtype)
+    answered = np.searchsorted(-scores["confidence"][order], -threshold, side="right")
+    soft = bool(((correctness > 0) & (correctness < 1)).any())
+    return Staircase(threshold, risk[keep], coverage[keep], answered, errors[answered], 2**-25 if soft else 0.0)

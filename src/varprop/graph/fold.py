@@ -1,0 +1,110 @@
+"""Work that depends on weights alone is done once, and its results are shared by all graphs of a network."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from varprop.graph.registry import Registry
+
+FOLDABLE = ("mean.", "var.", "buffer.", "constant.")
+SMALL = 1 << 20
+
+
+def fold(graph: fx.Graph, tensors: dict[str, Tensor], folded: Registry) -> None:
+    """Replace every value computed from tensors alone by a tensor of ``folded``, named by what it is.
+
+    ``tensors`` maps the attribute names of the graph to tensors. Views are not stored, and neither is
+    anything much larger than what it is made of. Scales stay live: they are trained later.
+    """
+    constant = _constants(graph)
+    names = _names(graph, constant)
+    for node in list(graph.nodes):
+        if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
+            continue
+        base: Any = node
+        while base.op == "call_function" and _is_view(base):
+            base = base.args[0]
+        if base.op == "get_attr":
+            continue
+        if names[base] not in folded:
+            value = _evaluate(base, tensors, {})
+            if not isinstance(value, Tensor) or value.numel() > max(SMALL, 2 * _input_size(base, tensors)):
+                continue
+            folded.set(names[base], value.contiguous(), persistent=False)
+        with graph.inserting_before(base):
+            attribute = graph.create_node("get_attr", f"folded.{names[base]}")
+        attribute.meta = dict(base.meta)
+        base.replace_all_uses_with(attribute)
+        constant.add(attribute)
+        names[attribute] = names[base]
+        tensors[f"folded.{names[base]}"] = folded[names[base]]
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+
+
+def _constants(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose value is the same in every call."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            if node.target.startswith(FOLDABLE):
+                found.add(node)
+        elif node.op == "call_function" and isinstance(node.meta.get("val"), Tensor):
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if not random and all(arg in found for arg in node.all_input_nodes):
+                found.add(node)
+    return found
+
+
+def _is_view(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    returns: Any = schema.returns if schema is not None else ()
+    return bool(returns) and returns[0].alias_info is not None and isinstance(node.args[0], fx.Node)
+
+
+def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
+    """A name for each constant that tells what it is computed from, so that graphs share equal ones."""
+    names: dict[fx.Node, str] = {}
+
+    def describe(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return names[value]
+        if isinstance(value, list | tuple):
+            return f"[{','.join(map(describe, value))}]"
+        if isinstance(value, dict):
+            return f"[{','.join(f'{key}={describe(item)}' for key, item in value.items())}]"
+        return repr(value)
+
+    for node in graph.nodes:
+        if node in constant:
+            text = (
+                node.target if node.op == "get_attr" else f"{node.target}{describe(node.args)}{describe(node.kwargs)}"
+            )
+            names[node] = f"f{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return names
+
+
+def _evaluate(node: Any, tensors: dict[str, Tensor], known: dict[fx.Node, Any]) -> Any:
+    if node.op == "get_attr":
+        return tensors[node.target]
+    if node not in known:
+        values = {arg: _evaluate(arg, tensors, known) for arg in node.all_input_nodes}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        with torch.no_grad():
+            known[node] = node.target(*args, **kwargs)
+    return known[node]
+
+
+def _input_size(node: Any, tensors: dict[str, Tensor]) -> int:
+    """Entries of all the tensors a value is computed from."""
+    pending: list[Any] = [node]
+    seen: set[Any] = set()
+    while pending:
+        current = pending.pop()
+        if current not in seen:
+            seen.add(current)
+            pending += current.all_input_nodes
+    return sum(tensors[n.target].numel() for n in seen if n.op == "get_attr")

@@ -1,0 +1,126 @@
+"""Trace the walk of a captured graph into a flat graph of plain tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from varprop.errors import UnsupportedOpError
+from varprop.graph.export import (
+    Captured,
+    constant_name,
+    module_class,
+    module_path,
+    size_ranges,
+    sizes_of,
+    source_line,
+    strip_assertions,
+)
+from varprop.graph.signature import Signature, Structure, dynamic_shapes, random_leaves
+from varprop.graph.walk import OUTPUT, Applied, Tensors, Walk, scale_path
+from varprop.rules.ruleset import RuleSet, op_name
+
+
+@dataclass
+class Lifted:
+    """A flat graph of plain tensors, whose placeholders are the leaves of the call."""
+
+    graph: fx.Graph
+    signature: Signature
+    applied: list[Applied]
+    scales: list[str]  # names of the scales that matter, in graph order
+
+
+def lift(
+    captured: Captured,
+    structure: Structure,
+    rules: RuleSet,
+    tensors: Tensors,
+    examples: list[Tensor],
+    device: torch.device,
+) -> Lifted:
+    """Trace the walk into a flat graph, drop what nothing asks for, and refuse if a rule is missing there."""
+    walk = Walk(captured, structure, rules, tensors, tracing=True)
+    for node in walk.points.names:
+        walk.bodies.prepare(node, rules[node.target], device)  # type: ignore[index]
+    leaves, free = [], []
+    for node, example, random in zip(captured.inputs, examples, random_leaves(structure), strict=True):
+        copies = 2 if random else 1
+        leaves += [example.clone() for _ in range(copies)]  # export takes equal tensors for one input
+        free += [[isinstance(size, str) for size in sizes_of(node)]] * copies
+    program = torch.export.export(walk, tuple(leaves), strict=False, dynamic_shapes=(dynamic_shapes(free),))
+    graph = program.graph
+    graph.owning_module = None  # its attributes are those of the network, not of the exported program
+    walk.bodies.place(graph)
+    strip_assertions(graph)
+    for index in _untag(graph):
+        walk.journal.entries[index].needed = True
+    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
+    for placeholder, target in targets.items():
+        if target in program.constants and "." not in target:  # made up by a rule, such as the nodes of a quadrature
+            name = constant_name(program.constants[target])
+            tensors.constant.set(name, program.constants[target], persistent=False)
+            targets[placeholder] = f"constant.{name}"
+    placeholders = graph.find_nodes(op="placeholder")
+    signature = _signature(structure, [node for node in placeholders if node.name not in targets], program)
+    _name_tensors(graph, targets)
+    used = {node.target for node in graph.find_nodes(op="get_attr")}
+    scales = [name for name in (*walk.points.names.values(), OUTPUT) if f"scale.{scale_path(name)}" in used]
+    return Lifted(graph, signature, walk.journal.entries, scales)
+
+
+def require_rules(applied: list[Applied], model: str, rules: RuleSet) -> None:
+    """Raise one error that lists every op whose variance is needed but has no rule."""
+    gaps = [entry.node for entry in applied if entry.missing and entry.needed]
+    if not gaps:
+        return
+    rows = [
+        (op_name(n.target), f"at {module_path(n) or '(top level)'} ({module_class(n)})", source_line(n)) for n in gaps
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    table = "\n".join(
+        f"  {op:<{widths[0]}}   {place:<{widths[1]}}   {line}".rstrip() for op, place, line in dict.fromkeys(rows)
+    )
+    plural = "op has" if len(gaps) == 1 else "ops have"
+    raise UnsupportedOpError(
+        f"{len(gaps)} {plural} no variance rule in {rules.name}, but variance flows there in {model}\n{table}\n"
+        f"Write one with @vp.rule({rows[0][0]}): see docs/add_a_rule.md. "
+        "Or let only parameters behind them be random: posterior.restrict(...) names those that stay random."
+    )
+
+
+def _signature(structure: Structure, inputs: list[fx.Node], program: torch.export.ExportedProgram) -> Signature:
+    sizes = tuple(sizes_of(node) for node in inputs)
+    batch = {shape[0] for shape in sizes if shape}
+    # Export assumes at least 2 of everything free; a batch of 1 is safe, because views were lifted as reshapes.
+    ranges = {s: (1 if s in batch else low, high) for s, (low, high) in size_ranges(program).items()}
+    return Signature(structure, tuple(node.meta["val"].dtype for node in inputs), sizes, ranges)
+
+
+def _untag(graph: fx.Graph) -> set[int]:
+    """Remove the tags; those that survived dead-code removal tell which variances are needed."""
+    alive = set()
+    for node in list(graph.nodes):
+        if node.target is torch.ops.varprop.tag.default:
+            alive.add(node.args[1])
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    return alive
+
+
+def _name_tensors(graph: fx.Graph, targets: dict[str, str]) -> None:
+    """Placeholders of registered tensors become attributes; unused ones go."""
+    for node in graph.find_nodes(op="placeholder"):
+        if node.name in targets:
+            if node.users:
+                with graph.inserting_after(node):
+                    attribute = graph.create_node("get_attr", targets[node.name], name=node.name)
+                attribute.meta = dict(node.meta)
+                node.replace_all_uses_with(attribute)
+            graph.erase_node(node)
+    # Attributes first would put them between the inputs, which fx does not allow.
+    inputs = graph.find_nodes(op="placeholder")
+    for node in reversed(inputs):
+        next(iter(graph.nodes)).prepend(node)

@@ -1,0 +1,315 @@
+"""Written-out functions become the one function they are.
+
+``x·σ(1.702x)`` is not a product of independent variables, and ``x / √(mean x² + ε)`` is a norm: rules
+act on the whole, so graphs are rewritten before lifting. Only parts that variance can reach matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from varprop.graph.export import Captured
+from varprop.rules import functions as ops
+from varprop.rules.derivative import AFFINE, DERIVATIVES
+
+aten = torch.ops.aten
+
+IDENTITIES = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.contiguous.default,
+}
+
+
+# Not finite everywhere: a Gaussian may reach where they are not defined.
+SINGULAR = {
+    aten.div.Tensor,
+    aten.log.default,
+    aten.log1p.default,
+    aten.pow.Tensor_Scalar,
+    aten.reciprocal.default,
+    aten.rsqrt.default,
+    aten.sqrt.default,
+}
+
+
+def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
+    """Rewrite ``captured`` in place; ``random`` are the placeholders that carry variance."""
+    reached = reachable(captured.graph, random)
+    _norms(captured, reached)
+    _residual_linear(captured, reached)
+    _chains(captured, reachable(captured.graph, random))
+    _keep_marked(captured)
+
+
+def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
+    """Every node that depends on a source."""
+    reached = set(sources)
+    for node in graph.nodes:
+        if any(arg in reached for arg in node.all_input_nodes):
+            reached.add(node)
+    return reached
+
+
+def _keep_marked(captured: Captured) -> None:
+    """Dead code goes, but a module's input or output that has become dead is forgotten, not left dangling."""
+    captured.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    alive = set(captured.graph.nodes)
+    for marks in (captured.module_inputs, captured.module_outputs):
+        for path in [path for path, node in marks.items() if node not in alive]:
+            del marks[path]
+
+
+# --- norms ---------------------------------------------------------------------------------------
+
+
+def _norms(captured: Captured, reached: set[fx.Node]) -> None:
+    for node in captured.ops():
+        if node not in reached:
+            continue
+        found = _match_rms(node)
+        if found is None:
+            continue
+        x, dims, eps = found
+        centred = _match_centred(x, dims)
+        target, source = (ops.standardize, centred) if centred is not None else (ops.rms_normalize, x)
+        _replace(captured, node, target, (source, tuple(dims), eps))
+
+
+def _match_rms(node: fx.Node) -> tuple[fx.Node, list[int], Any] | None:
+    """x · rsqrt(mean(x²) + ε)  or  x / sqrt(mean(x²) + ε), in either order, casts between ignored."""
+    pairs: list[tuple[Any, Any]] = []
+    if node.target is aten.mul.Tensor:
+        pairs = [(node.args[0], node.args[1]), (node.args[1], node.args[0])]
+    elif node.target is aten.div.Tensor:
+        pairs = [(node.args[0], node.args[1])]
+    root = aten.sqrt.default if node.target is aten.div.Tensor else aten.rsqrt.default
+    for x, factor in pairs:
+        inner = _argument(factor, root)
+        if inner is None or inner.target is not aten.add.Tensor or not isinstance(x, fx.Node):
+            continue
+        for statistic, eps in (inner.args[:2], inner.args[1::-1]):
+            dims = _mean_square_dims(statistic, x)
+            if dims is not None:
+                return x, dims, eps
+    return None
+
+
+def _mean_square_dims(statistic: Any, x: fx.Node) -> list[int] | None:
+    """The dims over which ``statistic`` is the mean square of ``x``, if it is that."""
+    node = _see_through(statistic)
+    if not isinstance(node, fx.Node):
+        return None
+    if node.target in (aten.var.dim, aten.var.correction):
+        dims = _population_variance_dims(node)
+        centred = _match_centred(x, dims) if dims is not None else None
+        return dims if centred is not None and _see_through(centred) is _see_through(node.args[0]) else None
+    if node.target is not aten.mean.dim or not _keepdim(node, 2):
+        return None
+    square = _see_through(node.args[0])
+    same = lambda value: _see_through(value) is _see_through(x)  # noqa: E731
+    is_square = isinstance(square, fx.Node) and (
+        (square.target is aten.pow.Tensor_Scalar and square.args[1] == 2 and same(square.args[0]))
+        or (square.target is aten.mul.Tensor and same(square.args[0]) and same(square.args[1]))
+        or (square.target is aten.square.default and same(square.args[0]))
+    )
+    return list(node.args[1]) if is_square else None  # type: ignore[arg-type]
+
+
+def _population_variance_dims(node: fx.Node) -> list[int] | None:
+    """The dims of a variance that divides by n and keeps them."""
+    if node.target is aten.var.dim:
+        divides_by_n = bool(len(node.args) > 2 and not node.args[2])
+        keeps = _keepdim(node, 3)
+    else:
+        divides_by_n = bool(node.kwargs.get("correction") == 0)
+        keeps = bool(node.kwargs.get("keepdim", False))
+    return list(node.args[1]) if divides_by_n and keeps else None  # type: ignore[arg-type]
+
+
+def _match_centred(x: fx.Node, dims: list[int]) -> Any:
+    """The x of ``x − mean(x)`` over the same dims."""
+    sub = _see_through(x)
+    if not isinstance(sub, fx.Node) or sub.target is not aten.sub.Tensor:
+        return None
+    mean = _see_through(sub.args[1])
+    if not isinstance(mean, fx.Node) or mean.target is not aten.mean.dim or not _keepdim(mean, 2):
+        return None
+    same = list(mean.args[1]) == dims and _see_through(mean.args[0]) is _see_through(sub.args[0])  # type: ignore[arg-type]
+    return sub.args[0] if same else None
+
+
+def _keepdim(node: fx.Node, position: int) -> bool:
+    return bool(node.args[position] if len(node.args) > position else node.kwargs.get("keepdim", False))
+
+
+def _argument(node: Any, target: Any) -> fx.Node | None:
+    node = _see_through(node)
+    inner = _see_through(node.args[0]) if isinstance(node, fx.Node) and node.target is target else None
+    return inner if isinstance(inner, fx.Node) else None
+
+
+def _see_through(node: Any) -> Any:
+    while isinstance(node, fx.Node) and _is_transparent(node):
+        node = node.args[0]
+    return node
+
+
+def _is_transparent(node: fx.Node) -> bool:
+    """Does the op hand on its input? A cast to integers does not."""
+    return node.target in IDENTITIES and node.meta["val"].is_floating_point()
+
+
+# --- residual around one linear layer ------------------------------------------------------------
+
+
+def _residual_linear(captured: Captured, reached: set[fx.Node]) -> None:
+    for node in captured.ops():
+        if node not in reached or node.target is not aten.add.Tensor or node.kwargs:
+            continue
+        for x, branch in (node.args[:2], node.args[1::-1]):
+            inner = _see_through(branch)
+            if (
+                isinstance(inner, fx.Node)
+                and inner.target is aten.linear.default
+                and inner.args[0] is x
+                and x in reached
+            ):
+                _replace(captured, node, ops.residual_linear, inner.args)
+                break
+
+
+# --- chains of elementwise ops -------------------------------------------------------------------
+
+
+def _chains(captured: Captured, reached: set[fx.Node]) -> None:
+    """Find nodes that are functions of a single random node by way of elementwise ops, and make each one op.
+
+    A chain is worth it where one source meets itself again (x·σ(x)) or where non-linear ops follow each
+    other; all else is left to the rules of its ops, which are exact there.
+    """
+    source: dict[fx.Node, fx.Node] = {}
+    for node in captured.graph.nodes:
+        if node not in reached or node.op != "call_function" or not _is_elementwise(node):
+            continue
+        origins = {source.get(arg, arg) for arg in node.all_input_nodes if arg in reached}
+        if len(origins) == 1 and _shape(node) == _shape(origin := origins.pop()):
+            source[node] = origin
+    for node in reversed(list(source)):
+        # Only where the value leaves the chain: inner nodes vanish as dead code, or stay for their other users.
+        if any(source.get(user) is not source[node] for user in node.users) and _is_worth_it(node, source):
+            _fuse(captured, node, source)
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    return node.target in DERIVATIVES or _is_transparent(node)
+
+
+def _shape(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else None  # text: comparing symbols adds guards
+
+
+def _body(node: fx.Node, source: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """The nodes between a chain's source and ``node``, in graph order."""
+    found: dict[fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current in found:
+            continue
+        found[current] = None
+        pending += [arg for arg in current.all_input_nodes if source.get(arg) is source[node]]
+    return sorted(found)
+
+
+def _is_worth_it(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
+    body = [n for n in _body(node, source) if not _is_transparent(n)]
+    meets_itself = any(
+        sum(_see_through(arg) is source[node] or arg in source for arg in n.args if isinstance(arg, fx.Node)) > 1
+        for n in body
+    )
+    return meets_itself or sum(not _is_affine(n, source) for n in body) > 1
+
+
+def _is_affine(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:
+    """Is this op affine in the one argument that is random?"""
+    divisor = node.args[1] if node.target is aten.div.Tensor else None
+    return node.target in AFFINE and not (divisor in source or divisor is source[node])
+
+
+def _fuse(captured: Captured, node: fx.Node, source: dict[fx.Node, fx.Node]) -> None:
+    body = _body(node, source)
+    inner = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {source[node]: inner.placeholder("x")}
+    constants: list[fx.Node] = []
+    for member in body:
+        for arg in member.all_input_nodes:
+            if arg not in values:
+                constants.append(arg)
+                values[arg] = inner.placeholder(f"c{len(constants)}")
+        handed_on: Any = member.args[0] if _is_transparent(member) else None
+        values[member] = values[handed_on] if handed_on else inner.node_copy(member, values.__getitem__)
+    inner.output(values[node])
+    function = fx.GraphModule({}, inner)
+    known = _recognise(function) if not constants else None
+    if known is not None:
+        _replace(captured, node, known[0], (source[node],), known[1])
+    elif _is_defined_everywhere(function, constants):
+        _replace(captured, node, ops.elementwise, (function, source[node], *constants))
+
+
+def _recognise(function: fx.GraphModule) -> tuple[Any, dict[str, Any]] | None:
+    """Compare with the functions that have a rule of their own, on a grid: any way of writing them counts."""
+    grid = torch.linspace(-12, 12, 481, dtype=torch.float64)
+    values = function(grid)
+    for target, kwargs in KNOWN:
+        if torch.allclose(values, target(grid, **kwargs), rtol=1e-6, atol=1e-7):
+            return target, kwargs
+    return None
+
+
+def _is_defined_everywhere(function: fx.GraphModule, constants: list[fx.Node]) -> bool:
+    """May it be integrated? If not, its ops keep their own rules, and the report says what that neglects."""
+    if not any(node.target in SINGULAR for node in function.graph.nodes):
+        return True
+    wide = torch.linspace(-50, 50, 2001, dtype=torch.float64)
+    return not constants and bool(function(wide).isfinite().all())
+
+
+KNOWN: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (aten.gelu.default, {}),
+    (aten.gelu.default, {"approximate": "tanh"}),
+    (ops.quick_gelu, {}),
+    (aten.silu.default, {}),
+    (aten.sigmoid.default, {}),
+    (aten.tanh.default, {}),
+    (aten.relu.default, {}),
+    (aten.softplus.default, {}),
+    (aten.mish.default, {}),
+    (aten.elu.default, {}),
+    (aten.hardswish.default, {}),
+    (aten.hardsigmoid.default, {}),
+    (aten.abs.default, {}),
+)
+
+
+def _replace(captured: Captured, node: fx.Node, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> None:
+    """Put ``target(*args)`` in the place of ``node``; its old inputs go when nothing else uses them."""
+    graph = captured.graph
+    with graph.inserting_before(node):
+        new = graph.call_function(target, tuple(args), kwargs or {})
+        new.meta = dict(node.meta)
+        source = next(arg for arg in args if isinstance(arg, fx.Node))
+        if source.meta["val"].dtype != node.meta["val"].dtype:  # casts inside a chain were seen through
+            new = graph.call_function(aten._to_copy.default, (new,), {"dtype": node.meta["val"].dtype})
+            new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    for marks in (captured.module_inputs, captured.module_outputs):
+        marks.update({path: new for path, marked in marks.items() if marked is node})

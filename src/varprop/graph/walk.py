@@ -1,0 +1,235 @@
+"""Walk a captured graph and apply a rule per op."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from varprop.errors import RuleError
+from varprop.graph.export import Captured, module_path, numbered, sizes_of, source_line
+from varprop.graph.pointwise import Bodies
+from varprop.graph.registry import Registry
+from varprop.graph.regroup import reachable
+from varprop.graph.signature import Structure, random_leaves
+from varprop.moments import Moments, is_random
+from varprop.rules.ruleset import Rule, RuleSet, op_name
+from varprop.rules.structural import mean_args
+
+OUTPUT = "(output)"
+"""The name of the scale on the variance of the network's output."""
+
+
+@torch.library.custom_op("varprop::tag", mutates_args=())
+def tag(var: Tensor, index: int) -> Tensor:
+    """Marks the variance of the index-th op while tracing; those still there after dead-code removal are asked for."""
+    return var.clone()
+
+
+@tag.register_fake
+def _(var: Tensor, index: int) -> Tensor:
+    return torch.empty_like(var)
+
+
+@dataclass
+class Applied:
+    """What became of one op: its rule (None if there is none), and where variance comes and goes."""
+
+    node: fx.Node
+    rule: Rule | None
+    reaches: bool  # an input carries variance
+    leaves: bool  # the result carries variance
+    needed: bool = False  # something downstream asks for that variance
+
+    @property
+    def missing(self) -> bool:
+        return self.reaches and self.rule is None
+
+
+@dataclass
+class Journal:
+    """What a walk did. An object of its own, because export undoes what tracing does to a module's lists."""
+
+    entries: list[Applied]
+
+
+@dataclass
+class Tensors:
+    """What a lifted graph refers to, under the names it has in the network: tensors, and the pointwise rules."""
+
+    mean: Registry
+    var: Registry
+    buffer: Registry
+    scale: Registry
+    constant: Registry = field(default_factory=Registry)
+    pointwise: nn.ModuleDict = field(default_factory=nn.ModuleDict)
+
+    def attach(self, module: nn.Module) -> None:
+        for name, registry in vars(self).items():
+            setattr(module, name, registry)
+
+
+class Walk(nn.Module):
+    """Runs a captured graph on moments. Called on real tensors it is the reference for the flat graph."""
+
+    mean: Registry
+    var: Registry
+    buffer: Registry
+    scale: Registry
+    constant: Registry
+
+    def __init__(
+        self, captured: Captured, structure: Structure, rules: RuleSet, tensors: Tensors, *, tracing: bool
+    ) -> None:
+        super().__init__()
+        tensors.attach(self)
+        self.captured, self.rules, self.tracing = captured, rules, tracing
+        self.structure = structure
+        self.points = scale_points(captured, rules, tensors.var, random_leaves(structure))
+        self.journal, self.bodies = Journal([]), Bodies(tensors.pointwise)
+
+    def forward(self, *leaves: Tensor) -> Any:
+        values = self.run(*leaves)
+        result = values[self.captured.output]
+        return tuple(self._scaled(result, OUTPUT)) if is_random(result) else (result,)
+
+    def run(self, *leaves: Tensor) -> dict[fx.Node, Any]:
+        """The value of every node: Moments where it is random, else what the model computes there."""
+        self.journal.entries = []
+        values: dict[fx.Node, Any] = {}
+        self._bind(values, iter(leaves))
+        for node in self.captured.ops():
+            args = fx.map_arg(node.args, values.__getitem__)
+            kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+            values[node] = self._step(node, args, kwargs)
+        return values
+
+    def _bind(self, values: dict[fx.Node, Any], leaves: Iterator[Tensor]) -> None:
+        for node, path in self.captured.parameters.items():
+            mean = self.mean[path]
+            values[node] = Moments(mean, self.var[path]) if path in self.points.random else mean
+        for node, path in self.captured.buffers.items():
+            values[node] = self.buffer[path]
+        for node, name in self.captured.constants.items():
+            values[node] = self.constant[name]
+        symbols: dict[str, Any] = {}
+        for node, random in zip(self.captured.inputs, random_leaves(self.structure), strict=True):
+            value = next(leaves)
+            values[node] = Moments(value, next(leaves)) if random else value
+            if self.tracing:
+                self._check_sizes(node, values[node], symbols)
+
+    def _check_sizes(self, node: fx.Node, value: Any, symbols: dict[str, Any]) -> None:
+        """Carry over to this trace what capture learnt about the sizes of inputs."""
+        for part in value if is_random(value) else (value,):
+            for size, expected in zip(part.shape, sizes_of(node), strict=True):
+                if isinstance(expected, str):
+                    low, high = self.captured.ranges.get(expected, (0, math.inf))
+                    torch._check(size >= low)
+                    if high < math.inf:
+                        torch._check(size <= int(high))
+                    torch._check(size == symbols.setdefault(expected, size))
+
+    def _step(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        op: Any = node.target
+        if op is operator.getitem and not is_random(args[0]):
+            return args[0][args[1]]
+        if not _has_moments((args, kwargs)):
+            self.journal.entries.append(Applied(node, None, False, False))
+            return op(*args, **kwargs)
+        rule = self.rules.get(op)
+        result = NotImplemented if rule is None else self._use(rule, node, self._scale_first(node, args), kwargs)
+        if result is NotImplemented:
+            rule, result = None, _without_rule(op(*mean_args(args), **mean_args(kwargs)))
+        self.journal.entries.append(Applied(node, rule, True, _has_moments(result)))
+        return self._tagged(result, len(self.journal.entries) - 1) if self.tracing else result
+
+    def _use(self, rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        try:
+            return self.bodies.apply(node, args[0]) if node in self.bodies.names else rule(*args, **kwargs)
+        except Exception as error:
+            place = f"{module_path(node) or 'the top level'} ({source_line(node)})"
+            raise RuleError(f"rule {rule.name!r} for {op_name(node.target)} failed at {place}: {error}") from error
+
+    def _scale_first(self, node: fx.Node, args: Any) -> Any:
+        """Scale the variance of the op's input; a random weight or bias beside it keeps its own."""
+        if node not in self.points.names:
+            return args
+        position = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node))
+        if not is_random(args[position]):
+            return args
+        scaled = self._scaled(args[position], self.points.names[node])
+        return (*args[:position], scaled, *args[position + 1 :])
+
+    def _scaled(self, x: Moments, name: str) -> Moments:
+        return Moments(x.mean, x.var * self.scale[scale_path(name)].exp())
+
+    def _tagged(self, result: Any, index: int) -> Any:
+        if is_random(result):
+            return Moments(result.mean, torch.ops.varprop.tag(result.var, index))
+        if isinstance(result, list | tuple):
+            return [self._tagged(item, index) for item in result]
+        return result
+
+
+@dataclass(frozen=True)
+class ScalePoints:
+    """Where variance starts among the parameters, and where calibration may scale it."""
+
+    random: frozenset[str]  # paths of random parameters
+    names: dict[fx.Node, str]  # the scale of each op that has one
+
+
+def scale_points(captured: Captured, rules: RuleSet, var: Registry, random_inputs: list[bool]) -> ScalePoints:
+    """Name the scale of every op whose rule says it is scaled, where variance can reach it: ``path``, ``path#2``, …"""
+    random = frozenset(path for path in captured.parameters.values() if path in var)
+    sources = random_sources(captured, random, random_inputs)
+    counts: Counter[str] = Counter()
+    names = {}
+    reached = reachable(captured.graph, sources)
+    for node in captured.ops():
+        rule = rules.get(node.target)  # type: ignore[arg-type]
+        first = next((arg for arg in node.args if isinstance(arg, fx.Node)), None)
+        if rule is not None and rule.scaled:
+            path = module_path(node)
+            counts[path] += 1  # of all, reached or not, so that names do not depend on the posterior
+            if first in reached:
+                names[node] = numbered(path, counts[path])
+    return ScalePoints(random, names)
+
+
+def random_sources(captured: Captured, random: Iterable[str], random_inputs: list[bool]) -> list[fx.Node]:
+    """The placeholders at which variance starts."""
+    chosen = set(random)
+    parameters = [node for node, path in captured.parameters.items() if path in chosen]
+    return parameters + [node for node, flag in zip(captured.inputs, random_inputs, strict=True) if flag]
+
+
+def scale_path(name: str) -> str:
+    """Where a scale is kept. A leaf of its own, because one module's path may be the start of another's."""
+    path, _, count = name.partition("#")
+    leaf = f"log_alpha_{count}" if count else "log_alpha"
+    return f"{path}.{leaf}" if path else leaf
+
+
+def _without_rule(result: Any) -> Any:
+    """Stand-in moments for the result of an op without a rule; refused later if anything asks for them."""
+    if isinstance(result, list | tuple):
+        return [_without_rule(item) for item in result]
+    if isinstance(result, Tensor) and result.is_floating_point():
+        return Moments(result, torch.zeros_like(result))
+    return result
+
+
+def _has_moments(value: Any) -> bool:
+    if is_random(value):
+        return True
+    if isinstance(value, list | tuple):
+        return any(map(_has_moments, value))
+    return isinstance(value, dict) and any(map(_has_moments, value.values()))

@@ -1,0 +1,228 @@
+"""A propagated network on disk: ``config.json`` says what it is, ``model.safetensors`` holds its tensors.
+
+Nothing in the folder can run code: the model is rebuilt from its configuration, or given, and captured again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+import varprop
+from varprop.errors import NetworkFileError, PosteriorError
+from varprop.graph.export import Output
+from varprop.graph.walk import scale_path
+from varprop.network import architecture, calls
+from varprop.network.folder import CONFIG, FORMAT, VERSION, WEIGHTS, claim, entry, read_config, read_tensors, write
+from varprop.posterior.tensors import checked
+from varprop.rules import NAMED, RuleSet
+
+if TYPE_CHECKING:
+    from varprop.network.moment_net import MomentNet
+
+Net = TypeVar("Net", bound="MomentNet")
+Roles = dict[str, dict[str, Tensor]]
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+ROLES = ("mean", "var", "buffer", "scale")
+
+
+def save(net: MomentNet, path: str | os.PathLike[str], **more: Any) -> None:
+    """Write the network to a folder; ``more`` are further entries of ``config.json``."""
+    folder = Path(path)
+    with _reported(f"cannot save {folder}"):
+        roles = {role: getattr(net, role).tensors() for role in ROLES}
+        _check_dtypes(roles)
+        config = _describe(net) | more
+        claim(folder)
+        write(folder, config, {f"{role}.{key}": x for role, tensors in roles.items() for key, x in tensors.items()})
+
+
+def load(
+    kind: type[Net],
+    path: str | os.PathLike[str],
+    model: nn.Module | None,
+    rules: RuleSet | None,
+    output: Output,
+    device: torch.device,
+) -> Net:
+    """The network that was saved in a folder, with all of its calls captured."""
+    folder = Path(path)
+    with _reported(f"cannot load {folder}"):
+        config = read_config(folder)
+        chosen, known = _rules(config, rules), [calls.decode(item) for item in entry(config, "calls", list)]
+        selected = _output(config, output)
+        record = entry(config, "architecture", dict)
+        built = architecture.rebuild(record) if model is None else model
+        roles = _roles(read_tensors(folder, config, device))
+        if read_config(folder) != config:  # another process saved a network there in the meantime
+            return load(kind, path, model, rules, output, device)
+        _check(config, roles)
+        architecture.check(built, record, roles["mean"], roles["buffer"])
+        if model is None:
+            architecture.fill(built, roles["mean"], roles["buffer"])
+    net = kind.__new__(kind)
+    net._set_up(built, chosen, selected)
+    _fill(net, roles, config["scales"])
+    net.capture_calls(known)
+    with _reported(f"cannot load {folder}"):
+        _compare(net, config)
+    return net
+
+
+@contextmanager
+def _reported(doing: str) -> Iterator[None]:
+    """Whatever goes wrong with files is one kind of error, which says what was being done."""
+    try:
+        yield
+    except (NetworkFileError, PosteriorError, SafetensorError, OSError) as error:
+        raise NetworkFileError(f"{doing}: {error}") from error
+
+
+# --- what config.json says -------------------------------------------------------------------------------
+
+
+def _describe(net: MomentNet) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "versions": _versions(),
+        "architecture": architecture.describe(net._model[0]),
+        "dtype": calls.dtype_name(net.dtype),
+        # By its contents: ``CVP | rule`` is called CVP as well.
+        "rules": {"name": net.rules.name, "library": net.rules == NAMED.get(net.rules.name)},
+        "output": {"function": getattr(net.output, "__qualname__", "?")} if callable(net.output) else net.output,
+        "scales": net._scale_names,
+        "calls": _calls(net),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"varprop": varprop.__version__, "torch": str(torch.__version__)}
+    if "transformers" in sys.modules:
+        versions["transformers"] = sys.modules["transformers"].__version__
+    return versions
+
+
+def _calls(net: MomentNet) -> list[dict[str, Any]]:
+    records = []
+    for plan in net._plans:
+        try:
+            record = calls.encode(plan.call)
+        except TypeError as error:
+            warnings.warn(
+                f"the call {plan.signature.describe()} is not saved, and will be captured when it is made: {error}",
+                stacklevel=5,
+            )
+            continue
+        records.append(record | {"graph": calls.fingerprint(plan.captured), "device": net.device.type})
+    return records
+
+
+def _rules(config: Mapping[str, Any], given: RuleSet | None) -> RuleSet:
+    record = entry(config, "rules", dict)
+    name, library = entry(record, "name", str), entry(record, "library", bool)
+    if given is not None:
+        if given.name != name:
+            raise NetworkFileError(f"it was saved with the rules {name!r}, and rules= is {given.name!r}")
+        if not library and given == NAMED.get(name):
+            raise NetworkFileError(f"it was saved with a changed {name}, and rules= is {name} itself")
+        return given
+    if not library:
+        raise NetworkFileError(f"it was saved with rules {name!r} that are not varprop's own: give them as rules=")
+    if name not in NAMED:
+        raise NetworkFileError(f"this varprop has no rules {name!r}, only {', '.join(map(repr, NAMED))}: update it")
+    return NAMED[name]
+
+
+def _output(config: Mapping[str, Any], given: Output) -> Output:
+    saved = config.get("output")
+    if isinstance(saved, dict):
+        if not callable(given):
+            raise NetworkFileError(f"its output was chosen by a function, {saved.get('function')}: give it as output=")
+        return given
+    if saved is not None and type(saved) not in (str, int):
+        raise NetworkFileError(f"its {CONFIG} lacks a usable 'output'")
+    if given is not None and given != saved:
+        raise NetworkFileError(f"it was saved with output={saved!r}, not {given!r}")
+    return saved
+
+
+def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
+    """Tensors of the right names and shapes do not make the right model: it must compute what the saved one did."""
+    saved, now = entry(config, "versions", dict), _versions()
+    same = all(now.get(package) == version for package, version in saved.items())
+    for plan, record in zip(net._plans, config["calls"], strict=True):
+        if record.get("graph") in (None, calls.fingerprint(plan.captured)):
+            continue
+        call = plan.signature.describe()
+        if same and record.get("device") == net.device.type:
+            raise NetworkFileError(
+                f"the model is not the one that was saved: it computes something else in the call {call}. "
+                "Build it with the same settings"
+            )
+        warnings.warn(
+            f"the call {call} is captured as another graph than the one saved with {saved} on {record.get('device')}: "
+            "compare some outputs",
+            stacklevel=4,
+        )
+
+
+# --- tensors ---------------------------------------------------------------------------------------------
+
+
+def _roles(tensors: Mapping[str, Tensor]) -> Roles:
+    roles: Roles = {role: {} for role in ROLES}
+    for key, tensor in tensors.items():
+        role, dot, name = key.partition(".")
+        if role not in roles or not dot:
+            raise NetworkFileError(f"{WEIGHTS} has an unexpected tensor {key!r}")
+        roles[role][name] = tensor
+    return roles
+
+
+def _fill(net: MomentNet, roles: Roles, scales: list[str]) -> None:
+    """In the order they had in the network that was saved, which is the model's own."""
+    for name, _ in net._model[0].named_parameters():
+        net.mean.set(name, roles["mean"][name])
+        if name in roles["var"]:
+            net.var.set(name, roles["var"][name])
+    for name, _ in net._model[0].named_buffers():
+        net.buffer.set(name, roles["buffer"][name])
+    for name in scales:
+        net.scale.set(scale_path(name), nn.Parameter(roles["scale"][scale_path(name)], requires_grad=False))
+    net._scale_names = list(scales)
+
+
+def _check(config: Mapping[str, Any], roles: Roles) -> None:
+    """Are these the tensors of a network?"""
+    _check_dtypes(roles)
+    mean, var = roles["mean"], roles["var"]
+    checked({name: mean[name] for name in var if name in mean}, var)
+    dtypes = {calls.dtype_name(tensor.dtype) for tensor in mean.values() if tensor.is_floating_point()}
+    if dtypes and entry(config, "dtype", str) not in dtypes:
+        raise NetworkFileError(f"its {CONFIG} says {config['dtype']}, but {WEIGHTS} holds {', '.join(sorted(dtypes))}")
+    names = entry(config, "scales", list)
+    if not all(isinstance(name, str) for name in names):
+        raise NetworkFileError(f"its {CONFIG} lacks a usable 'scales'")
+    paths = {scale_path(name): name for name in names}
+    wrong = sorted(paths.keys() ^ roles["scale"].keys())
+    wrong += [path for path, tensor in roles["scale"].items() if tensor.shape != () and path in paths]
+    if wrong:
+        raise NetworkFileError(f"its {CONFIG} and {WEIGHTS} disagree about the scales {', '.join(wrong)}")
+
+
+def _check_dtypes(roles: Roles) -> None:
+    tensors = [tensor for role in ("mean", "var", "scale") for tensor in roles[role].values()]
+    unknown = {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point() and tensor.dtype not in FLOATS}
+    if unknown:
+        raise NetworkFileError(f"{', '.join(sorted(unknown))} is not supported: use float32, float64 or bfloat16")

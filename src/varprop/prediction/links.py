@@ -1,0 +1,271 @@
+"""Links: from the Gaussian of the logits to a prediction, and the loss that judges it.
+
+A link is a value. Called with the moments of the logits it predicts; ``average`` predicts from the logits of several
+networks; ``loss`` is the negative log-likelihood of each example under the same prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from varprop.errors import InputError, OutputError
+from varprop.graph.pointwise import chunked
+from varprop.moments import Moments
+from varprop.posterior.running import Running
+from varprop.prediction.prediction import Prediction, Regression
+from varprop.prediction.sampling import over_samples, pieces, root, sampled
+from varprop.prediction.targets import class_indices, scores
+from varprop.rules.logistic import sigmoid
+
+_Logits = TypeVar("_Logits", Tensor, Moments)
+
+
+class Link(ABC):
+    """From logits to a prediction."""
+
+    @abstractmethod
+    def __call__(self, logits: Moments) -> Prediction | Regression:
+        """The prediction under Gaussian logits."""
+
+    @abstractmethod
+    def average(self, draws: Iterable[Tensor]) -> Prediction | Regression:
+        """The prediction of several networks, equally likely, from the logits of each."""
+
+    @abstractmethod
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        """The negative log-likelihood of each target, in the shape of the batch. Differentiable."""
+
+
+class ClassLink(Link):
+    """A link to probabilities of classes, along the last dimension."""
+
+    @abstractmethod
+    def squash(self, logits: Tensor) -> Tensor:
+        """The probabilities of one network."""
+
+    @abstractmethod
+    def probs(self, logits: Moments) -> Tensor:
+        """The expected probabilities."""
+
+    @abstractmethod
+    def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Of each target, under one network."""
+
+    @abstractmethod
+    def expected_entropy(self, logits: Moments) -> Tensor:
+        """The entropy of each network, on average: the uncertainty that would be left if the weights were known."""
+
+    def __call__(self, logits: Moments) -> Prediction:
+        logits = checked(logits)
+        return Prediction(self.probs(logits), logits, self)
+
+    def average(self, draws: Iterable[Tensor]) -> Prediction:
+        logits, probs = Running(), Running()
+        for draw in draws:
+            logits.add({"logits": checked(Moments(draw, torch.zeros_like(draw))).mean})
+            probs.add({"probs": self.squash(draw)})
+        return Prediction(probs.mean()["probs"], _moments(logits), self)
+
+
+class Categorical(ClassLink):
+    """One label out of C ≥ 2."""
+
+    samples: int
+
+    def squash(self, logits: Tensor) -> Tensor:
+        return at_least_two(logits).softmax(-1)
+
+    def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
+        return -cross_entropy(at_least_two(logits), class_indices(logits, target))
+
+    def expected_entropy(self, logits: Moments) -> Tensor:
+        def entropy(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
+            log_probs = sampled(mean, std, points).log_softmax(-1)
+            return -(log_probs.exp() * log_probs).sum(-1).sum(1)
+
+        return over_samples(entropy, checked(logits), self.samples)
+
+
+@dataclass(frozen=True)
+class Softmax(Categorical):
+    """Softmax averaged over ``samples`` fixed, evenly spread points of the logit Gaussian (the paper's output rule)."""
+
+    samples: int = 256
+    name: ClassVar[str] = "softmax"
+
+    def probs(self, logits: Moments) -> Tensor:
+        def total(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
+            return sampled(mean, std, points).softmax(-1).sum(1)
+
+        return over_samples(total, at_least_two(logits), self.samples)
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        target = class_indices(logits.mean, target)
+
+        def likelihood(mean: Tensor, std: Tensor, points: Tensor, target: Tensor) -> Tensor:
+            draws = sampled(mean, std, points)
+            chosen = draws.gather(-1, target[:, None, None].expand(-1, draws.shape[1], 1)).squeeze(-1)
+            return chosen - draws.logsumexp(-1)
+
+        losses = []
+        for points, mean, std, labels in pieces(at_least_two(logits), self.samples, target):
+            parts = [
+                checkpoint(likelihood, mean, std, some, labels, use_reentrant=False, preserve_rng_state=False)
+                for some in points
+            ]
+            losses.append(math.log(self.samples) - torch.cat(parts, 1).logsumexp(1))
+        return torch.cat(losses).view(target.shape)
+
+
+@dataclass(frozen=True)
+class MeanFieldSoftmax(Categorical):
+    """softmax(μ / √(1 + πv/8)): no sampling, a rough average."""
+
+    samples: int = 256  # for the expected entropy, which has no such form
+    name: ClassVar[str] = "mean-field softmax"
+
+    def probs(self, logits: Moments) -> Tensor:
+        return at_least_two(_shrunk(logits)).softmax(-1)
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        return -self.log_likelihood(_shrunk(logits), target)
+
+
+class Bernoulli(ClassLink):
+    """Any number of labels out of C ≥ 1, each with a probability of its own."""
+
+    def squash(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
+        target = scores(logits, target)
+        return -F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
+
+    def expected_entropy(self, logits: Moments) -> Tensor:
+        logits = checked(logits)
+        nodes, weights = _hermite()
+        std, total = root(logits.var), torch.zeros_like(logits.mean)
+        for node, weight in zip(nodes, weights, strict=True):
+            x = logits.mean + node * std
+            total = total + weight * (F.softplus(x) - x * x.sigmoid())  # the entropy of a Bernoulli variable
+        return total.sum(-1)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Bernoulli):
+    """Each probability is the mean of its sigmoid under the logit Gaussian, by quadrature; no samples."""
+
+    name: ClassVar[str] = "sigmoid"
+
+    def probs(self, logits: Moments) -> Tensor:
+        return chunked(sigmoid_moments, *logits)[0]
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        target = scores(logits.mean, target)
+        tiny = torch.finfo(logits.mean.dtype).tiny
+        yes, no = (chunked(sigmoid_moments, sign * logits.mean, logits.var)[0].clamp(min=tiny) for sign in (1, -1))
+        return -(target * yes.log() + (1 - target) * no.log()).sum(-1)
+
+
+@dataclass(frozen=True)
+class ProbitSigmoid(Bernoulli):
+    """σ(μ / √(1 + πv/8)): the usual shortcut."""
+
+    name: ClassVar[str] = "probit sigmoid"
+
+    def probs(self, logits: Moments) -> Tensor:
+        return _shrunk(logits).sigmoid()
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        return -self.log_likelihood(_shrunk(logits), target)
+
+
+@dataclass(frozen=True)
+class Gaussian(Link):
+    """Regression: the outputs are what is predicted, observed with noise of variance ``noise``."""
+
+    noise: float = 0.0
+    name: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < math.inf:
+            raise InputError(f"noise is a variance, {self.noise} is not")
+
+    def __call__(self, logits: Moments) -> Regression:
+        logits = checked(logits)
+        return Regression(logits.mean, logits.var + self.noise, logits)
+
+    def average(self, draws: Iterable[Tensor]) -> Regression:
+        outputs = Running()
+        for draw in draws:
+            outputs.add({"logits": draw})
+        return self(_moments(outputs))
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        if target.shape != logits.shape:
+            raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(logits.shape)}")
+        var = logits.var + self.noise
+        if not bool((var > 0).all()):
+            raise InputError("some outputs have no variance at all: give the observation noise, Gaussian(noise=...)")
+        losses = 0.5 * (torch.log(2 * math.pi * var) + (target - logits.mean).square() / var)
+        return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+
+
+# --- what goes in ----------------------------------------------------------------------------------------
+
+
+def checked(logits: Moments) -> Moments:
+    """In float32 at least, and refused if there are no probabilities to be had from it."""
+    mean, var = (x.float() if torch.finfo(x.dtype).bits < 32 else x for x in logits)
+    if not torch.compiler.is_compiling() and not bool((mean.isfinite() & var.isfinite()).all()):
+        rows = (~(mean.isfinite() & var.isfinite())).reshape(len(mean), -1).any(1) if mean.ndim else mean
+        raise OutputError(f"the logits of {int(rows.sum())} of {len(mean)} examples are not finite (NaN or inf)")
+    return Moments(mean, var)
+
+
+def at_least_two(logits: _Logits) -> _Logits:
+    if not logits.shape or logits.shape[-1] < 2:
+        raise OutputError(
+            f"a softmax needs two classes, the logits have shape {list(logits.shape)}: use links.Sigmoid()"
+        )
+    return logits
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1), reduction="none")
+    return losses.view(target.shape)
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------
+
+
+def sigmoid_moments(mean: Tensor, var: Tensor) -> Moments:
+    return sigmoid(Moments(mean, var))
+
+
+def _moments(draws: Running) -> Moments:
+    """Mean and variance over the draws; of a single one the variance is 0."""
+    if not draws.count:
+        raise InputError("there are no draws to average")
+    correction = 1 if draws.count > 1 else 0
+    return Moments(draws.mean()["logits"], draws.var(correction)["logits"])
+
+
+def _shrunk(logits: Moments) -> Tensor:
+    return logits.mean * torch.rsqrt(1 + math.pi / 8 * logits.var)
+
+
+def _hermite(order: int = 32) -> tuple[list[float], list[float]]:
+    """Nodes and weights for a standard normal variable."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+    return nodes.tolist(), (weights / weights.sum()).tolist()

@@ -1,0 +1,217 @@
+"""Predictors: called like the model, they return a prediction."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from varprop.errors import InputError
+from varprop.graph.export import Output
+from varprop.graph.output import select_output
+from varprop.moments import Moments
+from varprop.network import saving
+from varprop.network.moment_net import MomentNet, refuse_training
+from varprop.posterior import Posterior
+from varprop.prediction import stored
+from varprop.prediction.batches import read
+from varprop.prediction.links import ClassLink, Link, Softmax
+from varprop.prediction.prediction import Prediction, Regression
+from varprop.rules import RuleSet
+
+
+class Predictor(ABC):
+    """Anything that answers: ``predictor(*args, **kwargs)`` takes what the model takes and returns a prediction."""
+
+    link: Link
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The prediction for one batch of inputs."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where inputs belong."""
+
+
+class GaussianPredictor(Predictor):
+    """A predictor whose answer follows from one mean and variance of the logits."""
+
+    @abstractmethod
+    def logits(self, *args: Any, **kwargs: Any) -> Moments:
+        """The moments of the logits."""
+
+    @abstractmethod
+    def decide(self, logits: Moments) -> Prediction | Regression:
+        """The prediction that follows from the logits."""
+
+    @abstractmethod
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        """The negative log-likelihood of each target under that prediction."""
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.decide(self.logits(*args, **kwargs))
+
+
+class MeanNetwork(GaussianPredictor):
+    """The plain network: one pass with the means of the weights, no uncertainty about them.
+
+    Without a posterior the model's own weights are the means.
+    """
+
+    def __init__(
+        self, model: nn.Module, posterior: Posterior | None = None, *, link: Link | None = None, output: Output = None
+    ) -> None:
+        refuse_training(model)
+        self.model, self.link, self.output = model, link or Softmax(), output
+        self._weights = {} if posterior is None else {name: m.mean for name, m in posterior.resolve(model).items()}
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    def logits(self, *args: Any, **kwargs: Any) -> Moments:
+        mean = run(self.model, self._weights, args, kwargs, self.output)
+        return Moments(mean, torch.zeros_like(mean))
+
+    def decide(self, logits: Moments) -> Prediction | Regression:
+        return self.link.average([logits.mean])
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        if isinstance(self.link, ClassLink):
+            return -self.link.log_likelihood(logits.mean, target)
+        return self.link.loss(logits, target)
+
+    def __repr__(self) -> str:
+        return f"MeanNetwork({type(self.model).__name__}, link={self.link})"
+
+
+class Propagated(GaussianPredictor):
+    """One pass of a propagated network: CVP or Streamlining, according to the rules of ``net``."""
+
+    def __init__(self, net: MomentNet, *, link: Link | None = None) -> None:
+        self.net, self.link = net, link or Softmax()
+
+    @property
+    def device(self) -> torch.device:
+        return self.net.device
+
+    def logits(self, *args: Any, **kwargs: Any) -> Moments:
+        return self.net(*args, **kwargs)
+
+    def decide(self, logits: Moments) -> Prediction | Regression:
+        return self.link(logits)
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        return self.link.loss(logits, target)
+
+    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write the network and the link to a folder, as ``MomentNet.save_pretrained`` does."""
+        saving.save(self.net, path, link=stored.describe(self.link))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module | None = None,
+        rules: RuleSet | None = None,
+        output: Output = None,
+        *,
+        link: Link | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """The predictor that ``save_pretrained`` wrote; ``link`` replaces the one it was saved with.
+
+        ``model``, ``rules`` and ``output`` are needed where ``MomentNet.from_pretrained`` needs them.
+        """
+        chosen = link or stored.read(path)  # first, because it fails in no time
+        return cls(MomentNet.from_pretrained(path, model, rules, output, device=device), link=chosen)
+
+    def __repr__(self) -> str:
+        return f"Propagated({self.net}, link={self.link})"
+
+
+class MonteCarlo(Predictor):
+    """``samples`` networks with weights drawn from the posterior; their probabilities are averaged.
+
+    The same draws are made in every call, from ``seed``, on the device of the posterior; the model's own weights are
+    never touched. ``at_once`` networks run as one (``torch.func.vmap``), which helps small models on large devices
+    and takes as many copies of the weights.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        posterior: Posterior,
+        samples: int = 64,
+        *,
+        link: Link | None = None,
+        seed: int = 0,
+        at_once: int = 1,
+        output: Output = None,
+    ) -> None:
+        if samples < 1 or at_once < 1:
+            raise InputError(f"samples={samples}, at_once={at_once}: both must be at least 1")
+        refuse_training(model)
+        self.model, self.samples, self.link = model, samples, link or Softmax()
+        self.posterior = Posterior(posterior.resolve(model))
+        self.seed, self.at_once, self.output = seed, at_once, output
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    def weights(self) -> Iterator[dict[str, Tensor]]:
+        """The draws, one after the other."""
+        device = next((mean.device for mean in self.posterior.mean.values()), self.device)
+        generator = torch.Generator(device).manual_seed(self.seed)
+        for _ in range(self.samples):
+            yield self.posterior.sample(generator)
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.link.average(self.draws(*args, **kwargs))
+
+    def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
+        """The logits of each network."""
+        group: list[dict[str, Tensor]] = []
+        for index, weights in enumerate(self.weights(), start=1):
+            group.append(weights)
+            if len(group) == self.at_once or index == self.samples:
+                yield from self._together(group, args, kwargs)
+                group = []
+
+    def _together(self, group: list[dict[str, Tensor]], args: Any, kwargs: Any) -> Iterator[Tensor]:
+        if len(group) == 1:
+            yield run(self.model, group[0], args, kwargs, self.output)
+            return
+        stacked = {name: torch.stack([weights[name] for weights in group]) for name in group[0]}
+        with sdpa_kernel(SDPBackend.MATH):  # CUDA's fused attention takes no mask that is the same for all (torch 2.11)
+            found = torch.func.vmap(lambda weights: run(self.model, weights, args, kwargs, self.output))(stacked)
+        yield from found
+
+    def __repr__(self) -> str:
+        return f"MonteCarlo({type(self.model).__name__}, samples={self.samples}, link={self.link})"
+
+
+def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
+    """The prediction for each batch, with its target, on the predictor's device."""
+    for batch in read(batches):
+        batch = batch.to(predictor.device)
+        yield predictor(*batch.args, **batch.kwargs), batch.target
+
+
+def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:
+    """The logits of the model with these weights in the place of its own, which stay as they are whatever happens."""
+    return select_output(torch.func.functional_call(model, weights, args, kwargs), output)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))

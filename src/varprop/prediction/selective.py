@@ -1,0 +1,78 @@
+"""Answer or abstain, with a guarantee on the risk of what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.errors import GuaranteeError, InputError
+from varprop.prediction.guarantee import Guarantee, guarantee
+from varprop.prediction.prediction import Prediction
+from varprop.prediction.predictors import Predictor, answers
+
+ABSTAIN = -1
+"""The label of an example that is not answered."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A prediction, and which of its examples are answered."""
+
+    prediction: Prediction
+    answered: Tensor
+
+    @property
+    def label(self) -> Tensor:
+        """The labels answered; ``ABSTAIN`` (−1) elsewhere."""
+        return torch.where(self.answered, self.prediction.label, ABSTAIN)
+
+
+def confidence_of(prediction: Prediction) -> Tensor:
+    return prediction.confidence
+
+
+class Selective:
+    """A predictor that may abstain: ``fit`` finds the threshold on its confidence, calling it applies the threshold.
+
+    ``score`` is the confidence to go by, a function of a prediction; by default the probability of the label.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        *,
+        score: Callable[[Prediction], Tensor] = confidence_of,
+        guarantee: Guarantee | None = None,
+    ) -> None:
+        if not isinstance(predictor, Predictor):
+            raise InputError(f"Selective takes a predictor, e.g. Propagated(net), not a {type(predictor).__name__}")
+        self.predictor, self.score, self.guarantee = predictor, score, guarantee
+
+    def fit(self, batches: Any, risk: float, confidence: float = 0.95) -> Selective:
+        """A predictor whose answers are wrong at a rate of at most ``risk``, with probability ``confidence``.
+
+        ``batches`` must be new to model, posterior and calibration, and drawn like what is to come. Raises
+        ``GuaranteeError`` if no threshold can promise that risk.
+        """
+        scores, correctness = [], []
+        for prediction, target in answers(self.predictor, batches):
+            if not isinstance(prediction, Prediction):
+                raise InputError("a guarantee needs answers that are right or wrong: regression has no such risk")
+            scores.append(self.score(prediction).flatten())
+            correctness.append(prediction.correctness(target).flatten())
+        found = guarantee(torch.cat(scores), torch.cat(correctness), risk, level=confidence)
+        return Selective(self.predictor, score=self.score, guarantee=found)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Decision:
+        if self.guarantee is None:
+            raise GuaranteeError("there is no threshold yet: Selective(predictor).fit(batches, risk=0.01)")
+        prediction = self.predictor(*args, **kwargs)
+        # In float64, because a threshold just above a float32 would be rounded down to it.
+        return Decision(prediction, self.score(prediction).double() >= self.guarantee.threshold)
+
+    def __repr__(self) -> str:
+        return f"Selective({self.predictor}, guarantee={self.guarantee})"

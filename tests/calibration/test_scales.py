@@ -1,0 +1,257 @@
+"""Calibration: what it fits, what it costs, and what it refuses."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import BertConfig, BertForSequenceClassification
+
+import varprop as vp
+from tests.calibration.digits import trained
+from tests.models import posterior_of
+from varprop.calibration import scales
+from varprop.errors import CalibrationError, InputError, PrecisionError
+
+X = torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 3, (400,), generator=torch.Generator().manual_seed(2))
+
+
+def small(activation=None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), activation or nn.GELU(), nn.Linear(8, 3)).eval()
+    return vp.propagate(model, posterior_of(model, 0.05))
+
+
+def calibrate(net, batches, **settings):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "calibration ended")  # few steps are enough to compare ways of making them
+        return vp.calibrate(net, batches, **({"epochs": 2, "progress": False, "batch_size": 100} | settings))
+
+
+def nll(net, x, y):
+    return -vp.Propagated(net)(x).probs.double().gather(-1, y[:, None]).squeeze(-1).log()
+
+
+def test_calibration_improves_what_was_not_seen():
+    """On average over networks: for some there is little to gain, and chance decides the sign."""
+    gains = []
+    for seed in range(4):
+        digits = trained(seed)
+        net = vp.propagate(digits.model, digits.posterior)
+        fitted = calibrate(net, [digits.held_out], epochs=10)
+        gains.append(nll(net, *digits.test).mean() - nll(fitted, *digits.test).mean())
+        assert all(alpha != 1 for alpha in fitted.scales.values())
+        assert all(alpha == 1 for alpha in net.scales.values())
+    gain = torch.stack(gains)
+    assert gain.mean() > gain.std() / math.sqrt(len(gain)), "the gain is within its standard error"
+
+
+def test_the_ablation_grid():
+    digits = trained()
+    few = tuple(x[:200] for x in digits.held_out)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "calibration ended|200 held-out examples")
+        nets = vp.ablate(digits.model, digits.posterior, [few], epochs=2, progress=False)
+    assert list(nets) == list(vp.ABLATIONS)
+    assert len(nets) == 8
+    for name, net in nets.items():
+        fitted = {path for path, alpha in net.scales.items() if alpha != 1}
+        expected = set() if "none" in name else {"(output)"} if name in {"CVP, output only", "Streamlining"} else None
+        assert fitted == (set(net.scales) if expected is None else expected), name
+    logits = {name: net(digits.test[0][:5]) for name, net in nets.items()}
+    plain = digits.model(digits.test[0][:5])
+    for name, (mean, _) in logits.items():
+        same = torch.allclose(mean, plain, atol=1e-4)
+        assert same == name.startswith("Streamlining"), f"{name}: Streamlining keeps the means of the plain network"
+
+
+def test_the_fit_is_that_of_adam_on_the_loss():
+    """Against the same optimisation written out, on the whole network at once."""
+    net = small()
+    fitted = calibrate(net, [(X[:100], Y[:100]), (X[100:200], Y[100:200])], epochs=3)
+    net.capture(X)
+    logs = list(net.scale.parameters())
+    for parameter in logs:
+        parameter.requires_grad_()
+    adam = torch.optim.Adam(logs, lr=0.03)
+    for _ in range(3):
+        for some in (slice(0, 100), slice(100, 200)):
+            adam.zero_grad()
+            probs = vp.links.Softmax().probs(net(X[some]))
+            nn.functional.nll_loss(probs.log(), Y[some]).backward()
+            adam.step()
+    expected = {name: float(net.scale[scales.scale_path(name)].detach().exp()) for name in net.scales}
+    assert fitted.scales == pytest.approx(expected, rel=1e-4)
+
+
+def test_micro_batches_and_batch_sizes_make_no_difference():
+    net = small()
+    whole = calibrate(net, [(X, Y)]).scales
+    assert calibrate(net, [(X, Y)], micro_batch=7).scales == pytest.approx(whole, rel=1e-4)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=25)
+    assert calibrate(net, loader).scales == pytest.approx(whole, rel=1e-4)
+    assert calibrate(net, zip(X.split(100), Y.split(100), strict=True)).scales == pytest.approx(whole, rel=1e-4)
+
+
+def test_without_room_to_keep_anything():
+    net = small()
+    assert calibrate(net, [(X, Y)], cache=0).scales == pytest.approx(calibrate(net, [(X, Y)]).scales, rel=1e-6)
+
+
+@pytest.mark.parametrize("rules", [vp.CVP, vp.STREAMLINING], ids=lambda rules: rules.name)
+def test_what_no_scale_can_change_is_computed_once(rules, monkeypatch):
+    net = vp.propagate(small()._model[0], posterior_of(small()._model[0], 0.05), rules)
+    runs = []
+    original = scales.Stages.prepare
+    monkeypatch.setattr(scales.Stages, "prepare", lambda self, leaves: runs.append(1) or original(self, leaves))
+    calibrate(net, [(X, Y)], scales=vp.OUTPUT_ONLY, epochs=5)
+    assert len(runs) == 4  # batches of 100, once each
+    stage = scales.stages(net, net.plan((X,), {})[0], {"(output).log_alpha"})
+    live = {str(node.target) for node in stage.live.graph.nodes if node.op == "call_function"}
+    assert live == {"aten.exp.default", "aten.mul.Tensor"}
+
+
+def test_calibration_is_reproducible_and_leaves_the_network_alone():
+    net = small()
+    before = net(X[:5])
+    first, second = (calibrate(net, [(X, Y)]) for _ in range(2))
+    assert first.scales == second.scales
+    assert all(torch.equal(a, b) for a, b in zip(net(X[:5]), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first(X[:5]), second(X[:5]), strict=True))
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+
+
+def test_selected_scales():
+    net = small()
+    net.capture(X)
+    fitted = calibrate(net, [(X, Y)], scales=["1"])
+    assert [name for name, alpha in fitted.scales.items() if alpha != 1] == ["1"]
+    assert all(alpha == 1 for alpha in calibrate(net, [(X, Y)], scales=()).scales.values())
+    with pytest.raises(CalibrationError, match="no scale is selected by 'nose'; there are: 1, 2, "):
+        calibrate(net, [(X, Y)], scales=["nose"])
+
+
+def test_too_much_variance_is_scaled_down_and_too_little_up():
+    """A linear network whose labels are drawn from its own predictive distribution, up to a factor."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).eval()
+    true = vp.propagate(model, posterior_of(model, 1.0))
+    x = torch.randn(4000, 4, generator=generator)
+    labels = torch.multinomial(vp.Propagated(true)(x).probs, 1, generator=generator).squeeze(-1)
+    for factor in (0.2, 5.0):
+        net = vp.propagate(model, posterior_of(model, factor))
+        fitted = vp.calibrate(net, [(x, labels)], lr=0.1, epochs=30, progress=False)
+        assert fitted.scales["(output)"] * factor == pytest.approx(1, rel=0.25)
+
+
+def test_multi_label_and_regression():
+    net = small()
+    many = torch.nn.functional.one_hot(Y, 3).float()
+    fitted = calibrate(net, [(X, many)], link=vp.links.Sigmoid())
+    assert any(alpha != 1 for alpha in fitted.scales.values())
+    fitted = calibrate(net, [(X, net(X).mean.detach() + 3)], link=vp.links.Gaussian(0.1), epochs=5)
+    assert fitted.scales["(output)"] > 1.2  # the residuals are far larger than the variance
+
+
+def test_hugging_face_batches():
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
+    )
+    model = BertForSequenceClassification(config).eval()
+    net = vp.propagate(model, posterior_of(model, 1e-3))
+    ids = torch.randint(0, 50, (60, 9))
+    mask = torch.ones_like(ids)
+    mask[:20, 5:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (60,))}
+    with pytest.warns(UserWarning, match="60 held-out examples for"):
+        fitted = calibrate(net, [batch], micro_batch=20)
+    assert any(alpha != 1 for alpha in fitted.scales.values())
+    other = {key: value[:, :7] if value.ndim > 1 else value for key, value in batch.items()}
+    with pytest.warns(UserWarning, match="held-out examples"):  # another length is another graph, of the same scales
+        assert calibrate(net, [batch, other]).scales.keys() == fitted.scales.keys()
+
+
+def test_a_rule_that_is_used_enough_is_compiled(monkeypatch):
+    net = small(nn.ReLU())
+    plain = calibrate(net, [(X, Y)])
+    monkeypatch.setattr(scales, "WORTH_COMPILING", 5000)
+    fused = calibrate(net, [(X, Y)])
+    assert all(module.fused for module in fused.pointwise.values())
+    assert not any(module.fused for module in net.pointwise.values())
+    assert fused.scales == pytest.approx(plain.scales, rel=1e-4)
+
+
+def test_rules_compiled_ahead_serve_the_copies():
+    net = small(nn.ReLU())
+    net.capture(X)
+    net.fuse()
+    compiled = [module.compiled for module in net.pointwise.values()]
+    fitted = calibrate(net, [(X, Y)])
+    assert [module.compiled for module in fitted.pointwise.values()] == compiled
+    assert fitted.scales == pytest.approx(calibrate(small(nn.ReLU()), [(X, Y)]).scales, rel=1e-4)
+
+
+def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch):
+    net = small()
+    monkeypatch.setattr(scales, "WORTH_COMPILING", 5000)
+
+    def broken(self, like):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(scales.Pointwise, "fuse", broken)
+    with pytest.warns(UserWarning, match="no compiler"):
+        calibrate(net, [(X, Y)])
+
+
+def test_warnings():
+    net = small()
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        vp.calibrate(net, [(X[:50], vp.Propagated(net)(X[:50]).label)], epochs=1, progress=False)
+    assert {warning.filename for warning in caught} == {__file__}  # they point at who called
+    assert len(caught) == 3
+    with pytest.warns(UserWarning, match="50 held-out examples for 3 scales are few"):
+        calibrate(net, [(X[:50], Y[:50])])
+    with pytest.warns(UserWarning, match="still moving: raise epochs"):
+        vp.calibrate(net, [(X, Y)], epochs=1, progress=False)
+
+
+def test_predictions_that_are_not_sure_enough():
+    """Labels that the network always finds, and labels drawn from what it says."""
+    net = small()
+    probs = vp.Propagated(net)(X).probs
+    with pytest.warns(UserWarning, match=r"not sure enough: logits divided by 0.8 have an NLL that is 0\.\d+ lower"):
+        calibrate(net, [(X, probs.argmax(-1))])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "these predictions")
+        calibrate(net, [(X, torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(0)).squeeze(1))])
+
+
+def test_what_is_refused():
+    net = small()
+    with pytest.raises(InputError, match="no batches"):
+        vp.calibrate(net, [])
+    with pytest.raises(InputError, match="squeeze"):
+        vp.calibrate(net, [(X, Y[:, None])], progress=False)
+    with pytest.raises(InputError, match="propagated network"):
+        vp.calibrate(nn.Linear(4, 3), [(X, Y)])
+    with pytest.raises(CalibrationError, match="epochs=0, lr=-1"):
+        vp.calibrate(net, [(X, Y)], epochs=0, lr=-1)
+    with pytest.raises(PrecisionError, match="float32"):
+        vp.calibrate(small().bfloat16(), [(X.bfloat16(), Y)])
+    certain = vp.propagate(nn.Linear(4, 3), vp.Posterior.from_tensors({}, {}))
+    with pytest.raises(CalibrationError, match="nothing to scale"):
+        vp.calibrate(certain, [(X, Y)])
+    wild = X.clone()
+    wild[3] = math.nan
+    with pytest.raises(CalibrationError, match="loss became nan"):
+        vp.calibrate(net, [(wild, Y)], progress=False)
+
+
+def test_progress_is_shown(capsys):
+    calibrate(small(), [(X, Y)], progress=True)
+    assert "calibrate 2/2" in capsys.readouterr().err

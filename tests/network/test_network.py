@@ -1,0 +1,316 @@
+"""MomentNet: calling, capturing, scales, moving, copying."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from tests.models import make, posterior_of
+
+
+class Twice(nn.Module):
+    """One activation module, called twice; one linear layer, called once."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.act, self.outer = nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3)
+
+    def forward(self, x, shift=0.0, *, double=False):
+        y = self.outer(self.act(self.inner(x) + shift))
+        return self.act(2 * y if double else y)
+
+
+def network(model=None, var=1e-3, **options):
+    torch.manual_seed(0)
+    model = (model or Twice()).eval()
+    return vp.propagate(model, posterior_of(model, var), **options)
+
+
+def test_called_like_the_model():
+    net, x = network(), torch.randn(5, 4)
+    by_position, by_name = net(x), net(x=x)
+    assert torch.equal(by_position.var, by_name.var)
+    assert len(net.signatures) == 1
+    doubled = net(x, 0.5, double=True)
+    assert len(net.signatures) == 2
+    assert not torch.allclose(doubled.mean, by_position.mean)
+    mean, var = by_position
+    assert mean.shape == var.shape == (5, 3)
+
+
+def test_every_call_of_a_module_has_a_scale_of_its_own():
+    net = network()
+    net.capture(torch.randn(2, 4))
+    assert net.scales == {"act": 1.0, "act#2": 1.0, "(output)": 1.0}
+
+
+@pytest.mark.parametrize("name", ["act", "act#2", "(output)"])
+def test_scales_act(name):
+    net, x = network(), torch.randn(2, 4)
+    before = net(x)
+    path = {"act": "act.log_alpha", "act#2": "act.log_alpha_2", "(output)": "(output).log_alpha"}[name]
+    with torch.no_grad():
+        net.scale[path].fill_(torch.tensor(4.0).log())
+    after = net(x)
+    assert net.scales[name] == pytest.approx(4.0)
+    if name == "(output)":
+        torch.testing.assert_close(after.var, 4 * before.var)
+        assert torch.equal(after.mean, before.mean)
+    else:
+        assert (after.var > before.var).all()
+        assert not torch.equal(after.mean, before.mean)
+
+
+def test_scales_are_trainable():
+    net, x = network(), torch.randn(2, 4)
+    net.capture(x)
+    for parameter in net.parameters():
+        parameter.requires_grad_(True)
+    net(x).var.sum().backward()
+    assert all(parameter.grad is not None and parameter.grad > 0 for parameter in net.parameters())
+    assert len(list(net.parameters())) == 3
+
+
+def test_scale_points_are_the_same_for_every_rule_set():
+    x = torch.randn(2, 4)
+    nets = [network(rules=rules) for rules in (vp.CVP, vp.STREAMLINING, vp.CVP.replace(vp.streamlining.NORMALIZATION))]
+    for net in nets:
+        net.capture(x)
+    assert nets[0].scales == nets[1].scales == nets[2].scales
+
+
+def test_inputs_may_be_random():
+    model = nn.Linear(4, 3)
+    certain = vp.Posterior.from_tensors({}, {})
+    x = vp.Moments(torch.randn(5, 4), torch.rand(5, 4))
+    result = vp.propagate(model, certain)(x)
+    torch.testing.assert_close(result.mean, model(x.mean))
+    torch.testing.assert_close(result.var, x.var @ (model.weight**2).T)
+    assert torch.equal(vp.propagate(model, certain)(x.mean).var, torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.Tanh(), nn.SiLU()], ids=lambda a: type(a).__name__)
+def test_small_variance_agrees_with_sampling(activation):
+    # Variances of 1e-10, relative to the weights: at this size textbook formulas return noise.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), activation, nn.Linear(16, 3)).double()
+    check_against_sampling(model, torch.randn(4, 6, dtype=torch.float64))
+
+
+def test_small_variance_of_a_convolution_agrees_with_sampling():
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3, stride=2, padding=1).double()
+    check_against_sampling(model, torch.randn(2, 3, 7, 7, dtype=torch.float64))
+
+
+def check_against_sampling(model, x, samples=20_000):
+    mean = dict(model.named_parameters())
+    posterior = vp.Posterior.from_tensors(mean, {name: 1e-10 * tensor.detach() ** 2 for name, tensor in mean.items()})
+    predicted = vp.propagate(model, posterior)(x).var
+    noise = torch.Generator().manual_seed(1)
+    weights = {
+        name: tensor + posterior.var[name].sqrt() * torch.randn(samples, *tensor.shape, generator=noise, dtype=x.dtype)
+        for name, tensor in posterior.mean.items()
+    }
+    with torch.no_grad():
+        outputs = torch.vmap(lambda w: torch.func.functional_call(model, w, x), chunk_size=2000)(weights)
+    torch.testing.assert_close(predicted, outputs.var(0), rtol=0.05, atol=0)
+    single = vp.propagate(model.float(), posterior.to(dtype=torch.float32))(x.float()).var
+    torch.testing.assert_close(single.double(), predicted, rtol=1e-3, atol=0)
+
+
+def test_trace_has_the_inputs_and_outputs_of_every_module():
+    net, x = network(), torch.randn(3, 4)
+    trace = net.trace(x)
+    assert set(trace) == {"", "inner", "act", "outer", "act#2"}
+    torch.testing.assert_close(trace["outer"].var, trace.inputs["act#2"].var)
+    torch.testing.assert_close(trace.inputs["act"].mean, trace["inner"].mean)
+    assert trace.inputs["inner"] is x
+    torch.testing.assert_close(trace[""].var, net(x).var)
+
+
+def test_trace_gives_what_enters_a_norm():
+    model, batch = make("vit")
+    net = vp.propagate(model, posterior_of(model))
+    trace = net.trace(**batch)
+    before, after = trace.inputs["vit.layers.1.layernorm_before"], trace["vit.layers.1.layernorm_before"]
+    expected = vp.CVP[torch.ops.aten.layer_norm.default](
+        before,
+        [32],
+        *(vp.Moments(net.mean[p], net.var[p]) for p in _norm_paths("vit.layers.1.layernorm_before")),
+        1e-12,
+    )
+    torch.testing.assert_close(after.mean, expected.mean)
+    torch.testing.assert_close(after.var, expected.var)
+
+
+def _norm_paths(path):
+    return f"{path}.weight", f"{path}.bias"
+
+
+def test_tied_weights_are_random_wherever_they_are_used():
+    model, batch = make("gpt2")
+    head_only = posterior_of(model).restrict("transformer.wte")
+    net = vp.propagate(model, head_only)
+    assert (net(**batch).var > 0).all()
+    reads = [row for row in vp.coverage(model, head_only, **batch) if row.variance == "starts"]
+    assert {row.op for row in reads} == {"aten.embedding.default"}
+    last = list(vp.coverage(model, head_only, **batch))[-1]
+    assert "share a source" in last.note  # the head's weight and its input both depend on the embedding
+
+
+def test_parameters_missing_from_the_posterior_are_constant():
+    model = Twice().eval()
+    net = vp.propagate(model, posterior_of(model).restrict("outer"))
+    assert {name for name, _ in net.var.items()} == {"outer.weight", "outer.bias"}
+    trace = net.trace(torch.randn(2, 4))
+    assert isinstance(trace["inner"], torch.Tensor)
+    assert isinstance(trace["outer"], vp.Moments)
+    assert set(net.scales) == {"act#2", "(output)"}
+
+
+def test_the_model_is_neither_changed_nor_followed():
+    model, x = Twice().eval(), torch.randn(2, 4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    net = vp.propagate(model, posterior_of(model).restrict("outer"))
+    result = net(x)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(net(x).mean, result.mean)
+
+
+def test_outputs_are_found_or_named():
+    model, batch = make("bert")
+    labels = {**batch, "labels": torch.tensor([0, 1, 2])}
+    net = vp.propagate(model, posterior_of(model, 0.0))
+    torch.testing.assert_close(net(**labels).mean, model(**labels).logits)
+    loss = vp.propagate(model, posterior_of(model), output="hidden_states", rules=vp.CVP)
+    with pytest.raises(vp.errors.OutputError, match="returns no tensor 'hidden_states', only 'logits'"):
+        loss(**batch)
+    backbone = model.bert
+    with pytest.raises(vp.errors.OutputError, match="'last_hidden_state', 'pooler_output' and no logits"):
+        vp.propagate(backbone, posterior_of(backbone))(**batch)
+    pooled = vp.propagate(backbone, posterior_of(backbone, 0.0), output="pooler_output")(**batch)
+    torch.testing.assert_close(pooled.mean, backbone(**batch).pooler_output)
+    first = vp.propagate(backbone, posterior_of(backbone, 0.0), output=lambda out: out.last_hidden_state[:, 0])
+    torch.testing.assert_close(first(**batch).mean, backbone(**batch).last_hidden_state[:, 0])
+
+
+def test_copies_are_independent():
+    net, x = network(), torch.randn(2, 4)
+    before = net(x)
+    clone = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in clone.parameters():
+            parameter.fill_(1.0)
+    assert torch.equal(net(x).var, before.var)
+    assert (clone(x).var > before.var).all()
+    assert clone.state_dict().keys() == net.state_dict().keys()
+
+
+def test_state_dict_round_trip():
+    x = torch.randn(2, 4)
+    net, other = network(), network(var=0.5)
+    net.capture(x)
+    other.capture(x)
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(other(x).var, net(x).var)
+    assert set(net.state_dict()) == {
+        *(
+            f"{kind}.{layer}.{leaf}"
+            for kind in ("mean", "var")
+            for layer in ("inner", "outer")
+            for leaf in ("weight", "bias")
+        ),
+        "scale.act.log_alpha",
+        "scale.act.log_alpha_2",
+        "scale.(output).log_alpha",
+    }
+
+
+def test_loading_into_a_network_leaves_the_posterior_alone():
+    model, x = Twice().eval(), torch.randn(2, 4)
+    posterior = posterior_of(model)
+    net, other = vp.propagate(model, posterior), network(var=0.5)
+    net.capture(x)
+    other.capture(x)
+    net.load_state_dict(other.state_dict())
+    assert all((var == 1e-4).all() for var in posterior.var.values())
+
+
+def test_parameters_take_at_most_three_times_the_memory():
+    model, batch = make("vit")
+    net = vp.propagate(model, posterior_of(model))
+    net.capture(**batch)
+    size = lambda module: sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))  # noqa: E731
+    assert size(net) <= 3 * size(model)
+
+
+def test_float16_is_refused_and_nothing_is_lost():
+    net, x = network(), torch.randn(2, 4)
+    before = net(x)
+    with pytest.raises(vp.errors.PrecisionError, match="use bfloat16"):
+        net.half()
+    assert torch.equal(net(x).var, before.var)
+
+
+def test_a_model_whose_sizes_cannot_be_free_gets_a_graph_for_each():
+    class Rigid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x) * (2.0 if x.shape[0] > 4 else 1.0)
+
+    model = Rigid().eval()
+    net = vp.propagate(model, posterior_of(model, 0.0))
+    for count in (3, 8, 3):
+        x = torch.randn(count, 4)
+        torch.testing.assert_close(net(x).mean, model(x))
+    assert len(net.signatures) == 2
+    assert len(net.folded.tensors()) <= 1  # both graphs share E[W²]
+
+
+def test_moments_as_dict_batches_and_lists():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, batch, extras):
+            return self.layer(batch["x"]) + extras[0]
+
+    model = Pair().eval()
+    net = vp.propagate(model, posterior_of(model))
+    x, noise = torch.randn(2, 4), vp.Moments(torch.zeros(2, 3), torch.ones(2, 3))
+    assert (net({"x": x}, [noise]).var > 1).all()
+    with pytest.raises(vp.errors.InputError, match=r"extras\[0\] is a object"):
+        net({"x": x}, [object()])
+
+
+def test_captured_in_inference_mode_and_trained_later():
+    net, x = network(), torch.randn(2, 4)
+    with torch.inference_mode():
+        before = net(x)
+    for parameter in net.parameters():
+        parameter.requires_grad_(True)
+    result = net(x)
+    result.var.sum().backward()
+    assert torch.equal(result.var, before.var)
+
+
+def test_a_model_without_parameters():
+    x = vp.Moments(torch.randn(3, 4), torch.rand(3, 4))
+    net = vp.propagate(nn.ReLU(), vp.Posterior.from_tensors({}, {}))
+    torch.testing.assert_close(net(x).var, vp.CVP[torch.ops.aten.relu.default](x).var)
+
+
+def test_it_says_what_it_is():
+    net = network()
+    assert repr(net) == "MomentNet(Twice, rules=CVP, 51 random weights, 0 graphs)"

@@ -1,0 +1,281 @@
+"""save_pretrained and from_pretrained: what comes back is what was saved, bit for bit, here and in another process."""
+
+import copy
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import varprop as vp
+from tests.models import make, posterior_of
+from varprop.graph.walk import scale_path
+
+LOADER = """
+import sys, torch
+from safetensors.torch import load_file, save_file
+import varprop as vp
+torch.set_num_threads(1)
+for folder in sys.argv[1:]:
+    net = vp.MomentNet.from_pretrained(folder)
+    assert len(net.signatures) == 1, net.signatures
+    batch = load_file(f"{folder}/batch.safetensors")
+    mean, var = net(**{name: batch[name] for name in sorted(batch, reverse=True)})  # as they were given: ids, mask
+    assert len(net.signatures) == 1, net.signatures
+    save_file({"mean": mean, "var": var}, f"{folder}/fresh.safetensors")
+"""
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self, width=6):
+        super().__init__(
+            nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(width, 4),
+        )  # fmt: skip
+
+
+class Switch(nn.Module):
+    """Calls of every kind: constants, containers, Moments, an optional argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.act, self.outer = nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3)
+        self.register_buffer("shift", torch.full((3,), 0.25), persistent=False)
+
+    def forward(self, x, factor=1.0, *, batch=None, kind=torch.float32, where=None):
+        y = self.outer(self.act(self.inner(x))) * factor + self.shift
+        if batch is not None:
+            y = y + batch["extra"][0].to(kind)
+        return {"y": y, "half": y[:, :2] if where is None else y}
+
+
+def convolutions():
+    torch.manual_seed(0)
+    model = Convolutions()
+    for _ in range(3):
+        model(torch.randn(8, 3, 9, 9) * 2 + 1)  # running statistics of its own
+    return model.eval()
+
+
+def assert_same(a, b):
+    assert a.mean.dtype == b.mean.dtype
+    assert torch.equal(a.mean, b.mean)
+    assert torch.equal(a.var, b.var)
+    assert bool((a.var > 0).any())
+
+
+def with_scales(net):
+    """As after a calibration: every scale has a value of its own."""
+    for index, name in enumerate(net.scales):
+        with torch.no_grad():
+            net.scale[scale_path(name)].fill_(0.1 * (index + 1))
+    return net
+
+
+def write_batch(folder, batch):
+    save_file(batch, folder / "batch.safetensors")
+
+
+@pytest.fixture(scope="module")
+def transformers_nets(tmp_path_factory):
+    """Saved networks of four families: folder, network, batch."""
+    saved = {}
+    for name in ("vit", "bert", "llama", "gpt2"):
+        model, batch = make(name, **({"attn_implementation": "eager"} if name == "bert" else {}))
+        net = vp.propagate(model, posterior_of(model), rules=vp.STREAMLINING if name == "gpt2" else vp.CVP)
+        net.capture(**batch)
+        folder = tmp_path_factory.mktemp(name)
+        with_scales(net).save_pretrained(folder)
+        write_batch(folder, batch)
+        saved[name] = folder, net, batch
+    return saved
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama", "gpt2"])
+def test_transformers_come_back_without_the_model(transformers_nets, name):
+    folder, net, batch = transformers_nets[name]
+    state = torch.random.get_rng_state()
+    loaded = vp.MomentNet.from_pretrained(folder)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert loaded.scales == net.scales
+    assert loaded.rules is net.rules
+    assert loaded.signatures == net.signatures
+    assert list(loaded.state_dict()) == list(net.state_dict())
+    assert loaded.buffer.tensors().keys() == net.buffer.tensors().keys()
+    assert_same(loaded(**batch), net(**batch))
+    assert loaded.signatures == net.signatures  # that call was captured on loading
+    config = json.loads((folder / "config.json").read_text())["architecture"]
+    assert config["attention"] == loaded._model[0].config._attn_implementation
+    assert config["attention"] == ("eager" if name == "bert" else "sdpa")
+
+
+def test_in_a_fresh_process(transformers_nets):
+    folders = [str(folder) for folder, _, _ in transformers_nets.values()]
+    run = subprocess.run([sys.executable, "-c", LOADER, *folders], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    for folder, net, batch in transformers_nets.values():
+        assert_same(vp.Moments(**load_file(folder / "fresh.safetensors")), net(**batch))
+
+
+def test_a_rebuilt_model_is_the_mean_network(transformers_nets):
+    """It shares its memory with the network, so that errors about inputs are the model's own."""
+    folder, net, batch = transformers_nets["gpt2"]
+    loaded = vp.MomentNet.from_pretrained(folder)
+    rebuilt = loaded._model[0]
+    assert rebuilt.lm_head.weight is rebuilt.transformer.wte.weight
+    assert rebuilt.lm_head.weight.data_ptr() == loaded.mean["transformer.wte.weight"].data_ptr()
+    torch.testing.assert_close(rebuilt(**batch).logits, net(**batch).mean, rtol=1e-4, atol=1e-5)
+    with pytest.raises(vp.errors.InputError, match="GPT2LMHeadModel itself fails on these inputs: (?!.*meta)"):
+        loaded(torch.randn(2, 7))
+    keys = load_file(folder / "model.safetensors").keys()
+    assert not any("lm_head" in key for key in keys)  # tied: saved once
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("rules", [vp.CVP, vp.STREAMLINING, *(v.rules for k, v in vp.ABLATIONS.items() if " - " in k)])
+def test_a_model_that_is_given(tmp_path, dtype, rules):
+    model, x = convolutions(), torch.randn(5, 3, 9, 9, dtype=dtype)
+    net = vp.propagate(model, posterior_of(model), rules=rules)
+    net.capture(x.float())
+    with_scales(net).to(dtype).save_pretrained(tmp_path)
+    loaded = vp.MomentNet.from_pretrained(tmp_path, Convolutions().eval())
+    assert loaded.dtype == dtype
+    assert loaded.rules is rules
+    assert loaded.scales == net.scales
+    assert set(loaded.scales.values()) != {1.0}
+    assert_same(loaded(x), net(x))
+    assert len(loaded.signatures) == 1
+
+
+@pytest.mark.filterwarnings("ignore:calibration ended after")  # a few steps will do
+def test_after_a_calibration(tmp_path):
+    model, x = convolutions(), torch.randn(60, 3, 9, 9)
+    net = vp.propagate(model, posterior_of(model, 1e-2))
+    net = vp.calibrate(net, [(x, torch.randint(4, (60,)))], epochs=2, lr=0.1, progress=False, scales=vp.OUTPUT_ONLY)
+    net.save_pretrained(tmp_path)
+    loaded = vp.MomentNet.from_pretrained(tmp_path, Convolutions().eval())
+    assert loaded.scales == net.scales
+    assert loaded.scales["(output)"] != 1.0
+    assert_same(loaded(x), net(x))
+
+
+def switch_calls():
+    torch.manual_seed(1)
+    x, noise = torch.randn(5, 4), vp.Moments(torch.randn(5, 3), torch.rand(5, 3))
+    batch = {"extra": [torch.randn(5, 3), 7], "flag": True, 3: None}
+    return [
+        lambda net: net(x),
+        lambda net: net(x, 2, where="half"),
+        lambda net: net(x, 0.1, batch=batch, kind=torch.float64, where=torch.device("cpu")),
+        lambda net: net(vp.Moments(x, x**2), batch={"extra": (noise,)}),
+    ]
+
+
+def test_every_call_is_captured_again(tmp_path):
+    model, calls = Switch().eval(), switch_calls()
+    net = vp.propagate(model, posterior_of(model), output="y")
+    results = [call(net) for call in calls]
+    net.save_pretrained(tmp_path)
+    loaded = vp.MomentNet.from_pretrained(tmp_path, Switch().eval())
+    assert loaded.signatures == net.signatures
+    assert len(loaded.signatures) == 4
+    for call, result in zip(calls, results, strict=True):
+        assert_same(call(loaded), result)
+    assert len(loaded.signatures) == 4
+    assert loaded.output == "y"
+    assert "shift" in loaded.buffer  # not in the model's state dict, and still not that of the model given
+    loaded.load_state_dict(net.state_dict())
+    assert_same(calls[0](loaded), results[0])
+    assert_same(calls[1](copy.deepcopy(loaded).double().float()), calls[1](copy.deepcopy(net).double().float()))
+
+
+def test_a_call_that_json_cannot_hold_is_left_to_its_next_time(tmp_path):
+    class Half(float):
+        pass
+
+    model, x = Switch().eval(), torch.randn(2, 4)
+    net = vp.propagate(model, posterior_of(model), output="y")
+    result = net(x, Half(0.5))
+    with pytest.warns(UserWarning, match=r"the call float32\[.*4\] is not saved.*0.5 is a Half") as caught:
+        net.save_pretrained(tmp_path)
+    assert caught[0].filename == __file__
+    loaded = vp.MomentNet.from_pretrained(tmp_path, Switch().eval())
+    assert loaded.signatures == []
+    assert loaded.scales == net.scales
+    assert_same(loaded(x, Half(0.5)), result)
+
+
+def test_before_anything_was_captured(tmp_path):
+    model, x = Switch().eval(), torch.randn(2, 4)
+    net = vp.propagate(model, posterior_of(model).restrict("outer"), output="y")
+    net.save_pretrained(tmp_path)
+    loaded = vp.MomentNet.from_pretrained(tmp_path, Switch().eval())
+    assert loaded.signatures == []
+    assert set(loaded.var.tensors()) == {"outer.weight", "outer.bias"}
+    assert_same(loaded(x), net(x))
+
+
+def test_the_weights_of_the_model_given_do_not_matter(tmp_path):
+    model, x = convolutions(), torch.randn(2, 3, 9, 9)
+    net = vp.propagate(model, posterior_of(model))
+    net(x)
+    net.save_pretrained(tmp_path)
+    given = Convolutions().eval()
+    before = copy.deepcopy(given.state_dict())
+    loaded = vp.MomentNet.from_pretrained(tmp_path, given)
+    loaded.load_state_dict(net.state_dict())
+    assert_same(loaded(x), net(x))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in given.state_dict().items())
+
+
+def test_memory_layouts_come_back(tmp_path):
+    model = convolutions().to(memory_format=torch.channels_last)
+    net = vp.propagate(model, posterior_of(model).restrict("5"))
+    net.capture(torch.randn(2, 3, 9, 9))
+    net.save_pretrained(tmp_path)
+    loaded = vp.MomentNet.from_pretrained(tmp_path, Convolutions().eval())
+    assert loaded.mean["0.weight"].stride() == net.mean["0.weight"].stride()
+    assert not loaded.mean["0.weight"].is_contiguous()
+    assert torch.equal(loaded.mean["0.weight"], net.mean["0.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:calibration ended after")
+def test_a_loaded_network_can_be_calibrated_moved_and_saved(tmp_path):
+    model, x = convolutions(), torch.randn(60, 3, 9, 9)
+    vp.propagate(model, posterior_of(model, 1e-2)).save_pretrained(tmp_path / "a")
+    given = Convolutions().eval()
+    with torch.inference_mode():
+        net = vp.MomentNet.from_pretrained(tmp_path / "a", given, device="cpu")
+    settings = {"epochs": 1, "progress": False, "scales": vp.OUTPUT_ONLY}
+    net = vp.calibrate(net, [(x, torch.randint(4, (60,)))], **settings)
+    net.double().save_pretrained(tmp_path / "b" / "c")
+    again = vp.MomentNet.from_pretrained(tmp_path / "b" / "c", Convolutions().eval())
+    assert_same(again(x.double()), net(x.double()))
+
+
+def test_what_is_on_disk(tmp_path):
+    model = Switch().eval()
+    net = vp.propagate(model, posterior_of(model), output="y")
+    net.capture(torch.randn(2, 4))
+    folder = tmp_path / "net"
+    previous = os.umask(0o022)
+    try:
+        net.save_pretrained(folder)
+    finally:
+        os.umask(previous)
+    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert files == {"config.json": 0o644, "model.safetensors": 0o644}  # others may read them
+    config = json.loads((folder / "config.json").read_text())
+    assert config["versions"]["varprop"] == vp.__version__
+    assert config["architecture"] == {"class": "Switch", "module": __name__}
+    assert config["rules"] == {"name": "CVP", "library": True}
+    assert config["scales"] == ["act", "(output)"]
+    assert config["calls"][0]["structure"] == {"tuple": [{"tuple": []}, {"dict": [["x", "tensor"]]}]}
+    assert config["calls"][0]["inputs"] == [{"dtype": "float32", "shape": [2, 4]}]
+    tensors = load_file(folder / "model.safetensors")
+    assert {key.partition(".")[0] for key in tensors} == {"mean", "var", "buffer", "scale"}

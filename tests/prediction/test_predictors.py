@@ -1,0 +1,230 @@
+"""Predictors: one protocol, and each against what it is defined to be."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from tests.models import posterior_of
+from varprop.calibration.temperature import minimum
+from varprop.errors import InputError, OutputError, TrainingModeError
+
+
+def small(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval()
+
+
+@pytest.fixture
+def model():
+    return small()
+
+
+@pytest.fixture
+def posterior(model):
+    return posterior_of(model, 0.03)
+
+
+X = torch.randn(10, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 3, (10,), generator=torch.Generator().manual_seed(2))
+
+
+def every_predictor(model, posterior):
+    net = vp.propagate(model, posterior)
+    yield vp.MeanNetwork(model)
+    yield vp.TemperatureScaled(vp.MeanNetwork(model), 2.0)
+    yield vp.MonteCarlo(model, posterior, 5)
+    yield vp.Propagated(net)
+    yield vp.TemperatureScaled(vp.Propagated(net), 0.5)
+    yield vp.Propagated(vp.propagate(model, posterior, vp.STREAMLINING))
+
+
+def test_one_protocol(model, posterior):
+    for predictor in every_predictor(model, posterior):
+        assert isinstance(predictor, vp.Predictor)
+        prediction = predictor(X)
+        assert isinstance(prediction, vp.Prediction)
+        torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(10))
+        assert prediction.label.shape == prediction.confidence.shape == (10,)
+        assert not prediction.probs.requires_grad
+        assert torch.equal(prediction.probs, predictor(X).probs), f"{predictor} twice"
+        alone = torch.cat([predictor(X[i : i + 1]).probs for i in range(10)])
+        torch.testing.assert_close(alone, prediction.probs, rtol=0, atol=1e-5)
+
+
+def test_mean_network(model):
+    torch.testing.assert_close(vp.MeanNetwork(model)(X).probs, model(X).softmax(-1))
+
+
+def test_the_means_of_the_posterior_are_used(model):
+    other = small(seed=5)
+    before = model(X)
+    prediction = vp.MeanNetwork(model, posterior_of(other, 0.1))(X)
+    torch.testing.assert_close(prediction.probs, other(X).softmax(-1))
+    assert torch.equal(model(X), before)
+
+
+def test_monte_carlo_is_the_average_of_its_draws(model, posterior):
+    predictor = vp.MonteCarlo(model, posterior, 6, seed=3)
+    expected = []
+    for weights in predictor.weights():
+        twin = small(seed=9)
+        twin.load_state_dict(weights)
+        expected.append(twin(X).softmax(-1))
+    torch.testing.assert_close(predictor(X).probs, torch.stack(expected).mean(0))
+
+
+def test_monte_carlo_draws_from_the_posterior(model, posterior):
+    predictor = vp.MonteCarlo(model, posterior, 4000)
+    draws = torch.stack([weights["0.weight"] for weights in predictor.weights()])
+    mean, var = posterior["0.weight"]
+    assert bool(((draws.mean(0) - mean).abs() < 5 * (var / 4000).sqrt()).all())
+    torch.testing.assert_close(draws.var(0), var, rtol=5 * math.sqrt(2 / 4000), atol=0)
+
+
+def test_networks_run_as_one(model, posterior):
+    one_by_one = vp.MonteCarlo(model, posterior, 7)(X)
+    for at_once in (2, 7, 50):
+        torch.testing.assert_close(vp.MonteCarlo(model, posterior, 7, at_once=at_once)(X).probs, one_by_one.probs)
+
+
+class Masked(nn.Module):
+    """Attention that no padded token takes part in."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, mask):
+        tokens = self.inner(x)[:, None]
+        return self.head(nn.functional.scaled_dot_product_attention(tokens, tokens, tokens, mask)[:, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_networks_run_as_one_with_a_mask_they_share(device):
+    """CUDA's fused attention refuses it."""
+    torch.manual_seed(0)
+    model = Masked().eval().to(device)
+    posterior = posterior_of(model, 0.1)
+    x, mask = torch.randn(10, 16, 4, device=device), torch.rand(10, 1, 1, 16, device=device) < 0.7
+    one_by_one = vp.MonteCarlo(model, posterior, 5)(x, mask)
+    torch.testing.assert_close(vp.MonteCarlo(model, posterior, 5, at_once=3)(x, mask).probs, one_by_one.probs)
+
+
+def test_seeds(model, posterior):
+    a, b, c = (vp.MonteCarlo(model, posterior, 3, seed=seed)(X).probs for seed in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+class Fragile(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            raise KeyboardInterrupt
+        return self.linear(x)
+
+
+def test_weights_survive_an_interrupt():
+    model = Fragile().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt):
+        vp.MonteCarlo(model, posterior_of(model, 0.1), 5)(X)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_monte_carlo_of_a_regression():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).eval()
+    posterior = posterior_of(model, 0.1)
+    sampled = vp.MonteCarlo(model, posterior, 4000, link=vp.links.Gaussian(0.5))(X)
+    exact = vp.Propagated(vp.propagate(model, posterior), link=vp.links.Gaussian(0.5))(X)
+    assert isinstance(exact, vp.Regression)
+    torch.testing.assert_close(sampled.var - 0.5, exact.var - 0.5, rtol=5 * math.sqrt(2 / 4000), atol=0)
+    plain = vp.MeanNetwork(model, link=vp.links.Gaussian(0.5))(X)
+    torch.testing.assert_close(plain.var, torch.full((10, 1), 0.5))
+
+
+def test_wrong_use(model, posterior):
+    with pytest.raises(InputError, match="at least 1"):
+        vp.MonteCarlo(model, posterior, 0)
+    with pytest.raises(InputError, match="positive"):
+        vp.TemperatureScaled(vp.MeanNetwork(model), 0.0)
+    with pytest.raises(InputError, match="MeanNetwork or a Propagated"):
+        vp.TemperatureScaled(vp.MonteCarlo(model, posterior, 2))
+    with pytest.raises(InputError, match="MeanNetwork or a Propagated"):
+        vp.TemperatureScaled(vp.MeanNetwork(model, link=vp.links.Gaussian(1.0)))
+    with pytest.raises(TrainingModeError):
+        vp.MonteCarlo(nn.Sequential(nn.Dropout(), nn.Linear(4, 3)), vp.Posterior.from_tensors({}, {}), 2)
+    with torch.no_grad():
+        model[0].weight.fill_(math.nan)
+    with pytest.raises(OutputError, match="10 of 10"):
+        vp.MeanNetwork(model)(X)
+
+
+# --- temperature -----------------------------------------------------------------------------------------
+
+
+def overconfident(rows=2000):
+    """Logits three times too large for the labels, which are drawn from the true probabilities."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 3, generator=generator)
+    labels = torch.multinomial(x.softmax(-1), 1, generator=generator).squeeze(-1)
+    model = nn.Linear(3, 3, bias=False).eval()
+    with torch.no_grad():
+        model.weight.copy_(3 * torch.eye(3))
+    return model, x, labels
+
+
+@torch.no_grad()
+def test_temperature_is_found():
+    model, x, labels = overconfident()
+    fitted = vp.TemperatureScaled(vp.MeanNetwork(model)).fit([(x, labels)])
+    assert fitted.temperature == pytest.approx(3.0, rel=0.1)
+    scaled = (model(x) / fitted.temperature).detach()
+    assert fitted.fitted.after == pytest.approx(float(nn.functional.cross_entropy(scaled, labels)), rel=1e-5)
+    assert fitted.fitted.before == pytest.approx(float(nn.functional.cross_entropy(model(x), labels)), rel=1e-5)
+    # the best there is: its derivative vanishes
+    for other in (0.99, 1.01):
+        worse = nn.functional.cross_entropy((model(x).double() / (other * fitted.temperature)), labels)
+        assert float(worse) > fitted.fitted.after
+
+
+def test_temperature_does_not_depend_on_the_batches():
+    model, x, labels = overconfident(500)
+    whole = vp.TemperatureScaled(vp.MeanNetwork(model)).fit([(x, labels)])
+    parts = vp.TemperatureScaled(vp.MeanNetwork(model)).fit(zip(x.split(77), labels.split(77), strict=True))
+    assert whole.temperature == pytest.approx(parts.temperature, rel=1e-4)
+
+
+def test_temperature_of_perfect_labels_says_so(model):
+    labels = vp.MeanNetwork(model)(X).label
+    with pytest.warns(UserWarning, match="end of the range"):
+        fitted = vp.TemperatureScaled(vp.MeanNetwork(model)).fit([(X, labels)])
+    assert fitted.fitted.after <= fitted.fitted.before
+
+
+def test_temperature_of_a_propagated_network(model, posterior):
+    predictor = vp.Propagated(vp.propagate(model, posterior))
+    fitted = vp.TemperatureScaled(predictor).fit([(X, Y)])
+    nll = -fitted(X).probs.gather(-1, Y[:, None]).log().mean()
+    assert fitted.fitted.after == pytest.approx(float(nll), rel=1e-4)
+    assert fitted.fitted.after <= fitted.fitted.before
+
+
+def test_minimum_where_gradients_vanish():
+    """A long plateau on one side, where a gradient method would stop."""
+    x, y = minimum(lambda t: -math.exp(-(((t - 1.3) / 0.7) ** 2)), -4.6, 4.6)
+    assert x == pytest.approx(1.3, abs=1e-4)
+    assert y == pytest.approx(-1.0)
+    assert minimum(lambda t: math.inf if t < 0 else (t - 0.5) ** 2, -4.6, 4.6)[0] == pytest.approx(0.5, abs=1e-3)
