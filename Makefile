@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: test demo docs lint format wheel bench clean
+.PHONY: test test-second demo docs lint format wheel bench clean
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_FLAGS)
+
+test-second: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -m second $(PYTEST_FLAGS)
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments demo
