@@ -84,6 +84,14 @@ def test_sets_are_maps_from_ops():
     assert "unnamed" in repr(vp.RuleSet())
 
 
+def test_sets_are_compared_by_their_rules_not_by_their_names():
+    halves = [vp.CVP.replace(part) for part in (NORMALIZATION, streamlining.NORMALIZATION, streamlining.ACTIVATION)]
+    assert len({rules.name for rules in halves}) == 1
+    assert len({rules: rules.name for rules in halves}) == 3
+    assert halves[0] == vp.CVP
+    assert {vp.CVP: "found"}[halves[0]] == "found"
+
+
 def test_merging_makes_a_new_set():
     extended = vp.CVP | exp2
     assert extended[aten.exp2.default] is exp2

@@ -67,7 +67,10 @@ def rule(*ops: Op, scaled: bool = False) -> Callable[[Callable[..., Any]], Rule]
 
 
 class RuleSet(Mapping[Op, Rule]):
-    """An immutable map from ops to rules. ``|`` adds and refuses a clash; ``replace`` overrides."""
+    """An immutable map from ops to rules. ``|`` adds and refuses a clash; ``replace`` overrides.
+
+    Sets with the same rules are equal and have the same hash, whatever their names.
+    """
 
     def __init__(self, *members: Rule | RuleSet, name: str = "") -> None:
         self.name = name
@@ -85,6 +88,9 @@ class RuleSet(Mapping[Op, Rule]):
 
     def __len__(self) -> int:
         return len(self._rules)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._rules.items()))
 
     def __repr__(self) -> str:
         return f"<RuleSet {self.name or 'unnamed'}: {len(self)} ops>"
