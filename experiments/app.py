@@ -50,7 +50,7 @@ def demo_named(name: str) -> Experiment:
 
 def with_methods(experiment: Experiment, methods: str | None) -> Experiment:
     """Only these methods, if some are given."""
-    return experiment if methods is None else replace(experiment, methods=tuple(dict.fromkeys(listed(methods))))
+    return experiment if methods is None else replace(experiment, methods=tuple(listed(methods)))
 
 
 def list_rows(console: Console) -> None:

@@ -14,10 +14,11 @@ from torch import nn
 from experiments.data import Examples
 from experiments.recipes import Recipe
 from varprop.evaluation.ablation import ABLATIONS
+from varprop.evaluation.methods import Method, listed, monte_carlo
 from varprop.posterior import Posterior
 
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
-METHODS = ("mean", "temperature", *(f"MC-{count}" for count in SAMPLES), *ABLATIONS)
+METHODS = (*listed("mean,temperature"), *map(monte_carlo, SAMPLES), *ABLATIONS.values())
 """All methods of the paper's tables and figures."""
 
 
@@ -74,7 +75,7 @@ class Experiment:
     stand_in: bool = False
     posterior: Callable[[nn.Module, Recipe, Sources, int], Posterior] | None = None
     """Where the posterior comes from, if not from training."""
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[Method, ...] = METHODS
     side_by_side: int = 1
     """So many seeds are trained together on a GPU."""
     evaluation_batch: int = 500

@@ -22,7 +22,7 @@ from varprop.evaluation.cost import Cost, relative_costs
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.evaluation.fidelity import compare
 from varprop.evaluation.measure import measure, record
-from varprop.evaluation.methods import build, samples_of
+from varprop.evaluation.methods import Method
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.batches import read
@@ -89,11 +89,11 @@ class Pipeline:
             found["weights"] = self.sources.fingerprint
         return json.loads(json.dumps(found))
 
-    def missing(self, seed: int) -> list[str]:
+    def missing(self, seed: int) -> list[Method]:
         """The methods that have no row with these settings yet."""
         config = self.config
         done = {row.key for row in Results(self.folder).rows if row.config == config}
-        return [method for method in self.experiment.methods if (self.experiment.name, method, seed) not in done]
+        return [method for method in self.experiment.methods if (self.experiment.name, method.slug, seed) not in done]
 
     def splits(self, seed: int) -> Splits:
         """The data of a seed; that of the last one is kept."""
@@ -140,7 +140,7 @@ class Pipeline:
 
     # --- evaluating ----------------------------------------------------------------------------------
 
-    def _evaluate(self, results: Results, seed: int, methods: Sequence[str]) -> None:
+    def _evaluate(self, results: Results, seed: int, methods: Sequence[Method]) -> None:
         subject = self._subject(seed)
         costs = self._costs(subject)
         entries: dict[str, Any] = {"row": self.experiment.name, "seed": seed, "config": self.config}
@@ -148,28 +148,28 @@ class Pipeline:
         def keep(row: Row, scores: dict[str, Any]) -> None:
             results.add(replace(row, cost=costs.get(row.method)), scores)
 
-        sampled = [method for method in methods if samples_of(method) is not None]
+        sampled = [method for method in methods if method.samples is not None]
         for method in methods:
             if method not in sampled:
-                self.say(f"seed {seed}: {method}")
+                self.say(f"seed {seed}: {method.title}")
                 keep(*self._measured(results, method, subject, entries))
             elif method == sampled[0]:  # and all others with it
-                self.say(f"seed {seed}: {', '.join(sampled)}")
+                self.say(f"seed {seed}: {', '.join(each.title for each in sampled)}")
                 for each, pairs in self._sampled(sampled, subject, seed):
                     before = evaluate_answers(pairs[0], progress=False)
                     after = evaluate_answers(pairs[1], held_out=before, progress=False)
-                    keep(*record(before, after, method=each, **entries))
+                    keep(*record(before, after, method=each.slug, **entries))
 
     def _measured(
-        self, results: Results, method: str, subject: _Subject, entries: dict[str, Any]
+        self, results: Results, method: Method, subject: _Subject, entries: dict[str, Any]
     ) -> tuple[Row, dict[str, Any]]:
         """The row of a method that does not sample, and its scores."""
         settings = {"progress": self.progress, **self.recipe.calibration}
         predictor = subject.predictor(method, **settings)
         row, scores = measure(
-            predictor, subject.held_out, subject.test, method=method, progress=self.progress, **entries
+            predictor, subject.held_out, subject.test, method=method.slug, progress=self.progress, **entries
         )
-        if method == "CVP" and isinstance(predictor, Propagated):
+        if method.slug == "cvp" and isinstance(predictor, Propagated):
             args, kwargs = _call(subject.test.first(32))
             sampler = MonteCarlo(subject.model, subject.posterior, 128)
             row = replace(row, fidelity=[asdict(each) for each in compare(predictor.net, sampler, *args, **kwargs)])
@@ -179,10 +179,10 @@ class Pipeline:
         return row, scores
 
     def _sampled(
-        self, methods: Sequence[str], subject: _Subject, seed: int
-    ) -> Iterator[tuple[str, list[list[tuple[Any, Tensor]]]]]:
+        self, methods: Sequence[Method], subject: _Subject, seed: int
+    ) -> Iterator[tuple[Method, list[list[tuple[Any, Tensor]]]]]:
         """Predictions of each method, on held-out and on test data: the draws of one are the first of the next."""
-        counts = {method: samples_of(method) or 0 for method in methods}
+        counts = {method: method.samples or 0 for method in methods}
         at_once = 1 if self.device == "cpu" else self.experiment.side_by_side
         most = MonteCarlo(subject.model, subject.posterior, max(counts.values()), seed=seed, at_once=at_once)
         kept = [_draws(most, batches) for batches in (subject.held_out, subject.test)]
@@ -205,7 +205,7 @@ class Pipeline:
     def _costs(self, subject: _Subject | None) -> dict[str, Cost]:
         file = self.folder / f"{self.experiment.name}-costs-{self.device.partition(':')[0]}.json"
         found: dict[str, Cost] = json.loads(file.read_text()) if file.is_file() else {}
-        if all(method in found for method in self.experiment.methods):
+        if all(method.slug in found for method in self.experiment.methods):
             return found
         subject = subject or self._subject(self.seeds[0])
         self.say("timing compiled passes")
@@ -241,20 +241,20 @@ class _Subject:
     posterior: Posterior
     held_out: Batches
     test: Batches
-    nets: dict[str, MomentNet] = field(default_factory=dict)
+    nets: dict[RuleSet, MomentNet] = field(default_factory=dict)
 
-    def predictor(self, method: str, **calibration: Any) -> Predictor:
-        return build(method, self.model, self.posterior, self.held_out, lift=self._lifted, **calibration)
+    def predictor(self, method: Method, **calibration: Any) -> Predictor:
+        return method.build(self.model, self.posterior, self.held_out, lift=self._lifted, **calibration)
 
     def _lifted(self, rules: RuleSet) -> MomentNet:
         """Methods with the same rules share what is captured."""
-        if rules.name not in self.nets:
-            net = self.nets[rules.name] = propagate(self.model, self.posterior, rules)
+        if rules not in self.nets:
+            net = self.nets[rules] = propagate(self.model, self.posterior, rules)
             if self.test.device != "cpu":  # there it takes long, and calibration does it where it is worth it
                 args, kwargs = _call(self.test.first(2))
                 net.capture(*args, **kwargs)
                 net.fuse()
-        return self.nets[rules.name]
+        return self.nets[rules]
 
 
 @torch.no_grad()

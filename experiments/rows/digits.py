@@ -5,8 +5,9 @@ from __future__ import annotations
 from experiments.experiment import Experiment
 from experiments.recipes import Recipe, Schedule
 from experiments.rows.scratch import centred, splits, vit
+from varprop.evaluation.methods import listed
 
-DEMO_METHODS = ("mean", "temperature", "MC-2", "MC-4", "MC-8", "MC-64", "Streamlining", "CVP")
+DEMO_METHODS = tuple(listed("mean,temperature,mc-2,mc-4,mc-8,mc-64,streamlining,cvp"))
 
 # Few images to train on, so that the network has something to be unsure about.
 DIGITS = Experiment(

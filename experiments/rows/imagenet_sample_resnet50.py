@@ -18,7 +18,7 @@ from experiments.models.resnet_files import load_resnet50
 from experiments.recipes import Recipe
 from experiments.rows.pretrained import NO_TRAINING, weights_of
 from experiments.search import Trial, judge, write
-from varprop.evaluation.methods import TEMPERED
+from varprop.evaluation.methods import named
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import device_of
 
@@ -92,6 +92,6 @@ IMAGENET_SAMPLE_RESNET50 = Experiment(
     prepare=CAFFE,
     evaluation_batch=100,
     posterior=posterior,
-    methods=(*METHODS, TEMPERED),  # this network is not sure enough
+    methods=(*METHODS, named("cvp-temperature")),  # this network is underconfident
     candidates=CANDIDATES,
 )

@@ -6,6 +6,7 @@ from varprop.calibration.temperature import TemperatureScaled
 from varprop.evaluation.ablation import ABLATIONS, ablate
 from varprop.evaluation.evaluate import Evaluation, evaluate
 from varprop.evaluation.fidelity import Comparison, compare
+from varprop.evaluation.methods import Method
 from varprop.moments import Moments
 from varprop.network.coverage import Coverage, coverage
 from varprop.network.moment_net import MomentNet, Trace, propagate
@@ -31,6 +32,7 @@ __all__ = [
     "Decision",
     "Evaluation",
     "MeanNetwork",
+    "Method",
     "MomentNet",
     "Moments",
     "MonteCarlo",

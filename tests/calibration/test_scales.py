@@ -59,13 +59,13 @@ def test_the_ablation_grid():
     assert len(nets) == 8
     for name, net in nets.items():
         fitted = {path for path, alpha in net.scales.items() if alpha != 1}
-        expected = set() if "none" in name else {"(output)"} if name in {"CVP, output only", "Streamlining"} else None
+        expected = set() if "none" in name else {"(output)"} if name in {"cvp-output-only", "streamlining"} else None
         assert fitted == (set(net.scales) if expected is None else expected), name
     logits = {name: net(digits.test[0][:5]) for name, net in nets.items()}
     plain = digits.model(digits.test[0][:5])
     for name, (mean, _) in logits.items():
         same = torch.allclose(mean, plain, atol=1e-4)
-        assert same == name.startswith("Streamlining"), f"{name}: Streamlining keeps the means of the plain network"
+        assert same == name.startswith("streamlining"), f"{name}: Streamlining keeps the means of the plain network"
 
 
 def test_the_fit_is_that_of_adam_on_the_loss():

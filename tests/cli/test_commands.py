@@ -12,6 +12,7 @@ import transformers
 import varprop as vp
 from tests.report.made import make
 from varprop.cli import app, commands
+from varprop.evaluation.methods import listed
 from varprop.report import Results
 
 pytestmark = pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL")
@@ -89,12 +90,12 @@ def test_calibrate_saves_a_network_that_loads(varprop, mine):
 
 def test_evaluate_prints_a_table_and_keeps_rows(varprop, mine):
     data = ("--held-out", "mine:held_out", "--test", "mine:test", "--out", "results")
-    found = varprop("evaluate", *MINE, *data, "--methods", "mean,mc-2,CVP, none", "--row", "toy", "--seed", "3")
+    found = varprop("evaluate", *MINE, *data, "--methods", "mean,mc-2,cvp-none", "--row", "toy", "--seed", "3")
     assert found.code == 0, found.err
     for text in ("toy", "mean", "MC-2", "CVP, none", "AURC"):
         assert text in found.out
     results = Results(mine / "results")
-    assert [row.key for row in results.rows] == [("toy", name, 3) for name in ("mean", "MC-2", "CVP, none")]
+    assert [row.key for row in results.rows] == [("toy", name, 3) for name in ("mean", "mc-2", "cvp-none")]
     assert all(row.examples == 100 for row in results.rows)
     assert results.rows[0].config["model"] == "mine:model"
     model = results.scores(results.rows[0])
@@ -112,9 +113,9 @@ def test_bench(varprop, mine, monkeypatch):
         return COSTS
 
     monkeypatch.setattr(commands, "relative_costs", costs)
-    found = varprop("bench", *MINE, "--shape", "8,4", "--methods", "mean,CVP")
+    found = varprop("bench", *MINE, "--shape", "8,4", "--methods", "mean,cvp")
     assert found.code == 0
-    assert seen == {"methods": ["mean", "CVP"], "shape": (8, 4)}
+    assert seen == {"methods": listed("mean,cvp"), "shape": (8, 4)}
     line = next(line for line in found.out.splitlines() if "CVP" in line)
     assert "2.50" in line
     assert "1.25" in line
@@ -152,7 +153,7 @@ def test_recipe_gives_the_options_and_flags_win(varprop, mine):
         "posterior": "p.safetensors",
         "held-out": "mine:held_out",
         "test": "mine:test",
-        "methods": ["mean", "MC-2"],
+        "methods": ["mean", "mc-2"],
         "row": "from the recipe",
         "seed": 7,
         "out": "results",
@@ -162,10 +163,10 @@ def test_recipe_gives_the_options_and_flags_win(varprop, mine):
     assert found.code == 0, found.err
     assert [row.key for row in Results(mine / "results").rows] == [
         ("from the recipe", "mean", 7),
-        ("from the recipe", "MC-2", 7),
+        ("from the recipe", "mc-2", 7),
     ]
-    varprop("evaluate", "--row", "mine", "--recipe", "recipe.yaml", "--methods", "MC-1", "--seed", "1")
-    assert Results(mine / "results").rows[-1].key == ("mine", "MC-1", 1)
+    varprop("evaluate", "--row", "mine", "--recipe", "recipe.yaml", "--methods", "mc-1", "--seed", "1")
+    assert Results(mine / "results").rows[-1].key == ("mine", "mc-1", 1)
 
 
 def test_recipe_of_calibrate(varprop, mine):

@@ -14,13 +14,14 @@ from experiments.rows import ROWS
 from tests.experiments.made import RECIPE, experiment, splits
 from varprop.cli import commands, experiments
 from varprop.errors import DataError
+from varprop.evaluation.methods import named
 from varprop.report import Norms, Results
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the best temperature is at the end", "ignore:.*held-out examples for"),
     pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL"),
 ]
-COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "MC-2": {"plain": 4.0, "sample": 2.0}}
+COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "mc-2": {"plain": 4.0, "sample": 2.0}}
 MADE_UP = Norms(
     "Σ ~ U(0, 1)",
     samples=10,
@@ -34,11 +35,11 @@ MADE_UP = Norms(
 def rows(tmp_path, monkeypatch):
     """The rows there are: the current folder is empty, reports are not drawn."""
     found = {
-        "made": experiment(methods=tuple(COSTS), paper="Made (large ViT)", stand_in=True),
-        "digits": experiment(methods=tuple(COSTS), name="digits"),
+        "made": experiment(methods=tuple(map(named, COSTS)), paper="Made (large ViT)", stand_in=True),
+        "digits": experiment(methods=tuple(map(named, COSTS)), name="digits"),
     }
     monkeypatch.setattr(experiments, "ROWS", found)
-    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_: dict.fromkeys(methods, COSTS["mean"]))
+    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_: {m.slug: COSTS["mean"] for m in methods})
     monkeypatch.setattr(experiments, "synthetic", lambda: [MADE_UP])
     monkeypatch.setattr(commands, "write_report", lambda folder, out: folder / "report" / "report.html")
     monkeypatch.chdir(tmp_path)
@@ -54,7 +55,7 @@ def test_demo(varprop, rows, tmp_path):
     assert first.code == 0, first.err
     for text in ("Made (tiny ViT)", "training seed 0", "training seed 1", "seed 0: mean", "AURC"):
         assert text in first.out
-    assert kept("results/digits") == [("mean", 0), ("MC-2", 0), ("mean", 1), ("MC-2", 1)]
+    assert kept("results/digits") == [("mean", 0), ("mc-2", 0), ("mean", 1), ("mc-2", 1)]
     assert {row.config["recipe"]["epochs"] for row in Results("results/digits").rows} == {1}
     assert "report: results/digits/report/report.html" in first.out
     assert "nothing to do" in varprop("demo", "--seeds", "0-1", "--epochs", "1").out
@@ -77,7 +78,7 @@ def test_without_a_row_all_are_listed(varprop, rows):
 def test_reproduce(varprop, rows):
     found = varprop("reproduce", "made", "--seeds", "0,2")
     assert found.code == 0, found.err
-    assert kept("results/made") == [("mean", 0), ("MC-2", 0), ("mean", 2), ("MC-2", 2)]
+    assert kept("results/made") == [("mean", 0), ("mc-2", 0), ("mean", 2), ("mc-2", 2)]
     assert Results("results/made").norms("synthetic")[0].title == "Σ ~ U(0, 1)"
     for text in ("note: on a CPU this takes many hours", "timing compiled passes", "made-up inputs", "AURC"):
         assert text in found.out
@@ -96,9 +97,9 @@ def test_a_trial_is_kept_apart(varprop, rows):
     for option in (("--epochs", "1"), ("--limit", "100")):
         assert varprop("reproduce", "made", *option).code == 0
     assert {row.config["limit"] for row in Results("results/made-trial").rows} == {100}
-    found = varprop("reproduce", "made", "--limit", "100", "--out", "mine", "--methods", "mc-2,mean,MC-2")
+    found = varprop("reproduce", "made", "--limit", "100", "--out", "mine", "--methods", "mc-2,mean,mc-2")
     assert found.code == 0, found.err
-    assert kept("mine") == [("MC-2", 0), ("mean", 0)]
+    assert kept("mine") == [("mc-2", 0), ("mean", 0)]
     assert "hours" not in found.out
 
 
@@ -128,7 +129,7 @@ def test_a_row_that_was_cut_short(varprop, rows):
     assert "note: results/made/rows.jsonl, line 2 was cut short and is skipped" in found.out
     assert "seed 0: MC-2" in found.out
     assert "seed 0: mean" not in found.out
-    assert kept("results/made") == [("mean", 0), ("MC-2", 0)]
+    assert kept("results/made") == [("mean", 0), ("mc-2", 0)]
 
 
 def test_sources_reach_the_experiment(varprop, rows):

@@ -106,7 +106,7 @@ def test_posterior_files(refused, mine):
 
 def test_methods_and_links(refused, mine):
     evaluate = ("evaluate", *MINE, *DATA, "--out", "out")
-    assert "there is no method 'magic'; there are mean" in refused(*evaluate, "--methods", "mean,magic")
+    assert "there is no method 'magic'; there are mc-<samples>, mean" in refused(*evaluate, "--methods", "mean,magic")
     assert "there is no method 'magic'" in refused("bench", *MINE, "--shape", "2,4", "--methods", "magic")
     assert "there is no link 'probit'; there are softmax" in refused(*evaluate, "--link", "probit")
 

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from tests.models import posterior_of
-from varprop.errors import InputError
 from varprop.evaluation import cost
 from varprop.evaluation.cost import relative_costs
+from varprop.evaluation.methods import Method, listed
+from varprop.rules import CVP, rule
 
 X = torch.randn(4, 3)
 
@@ -23,14 +24,25 @@ def test_relations(model, monkeypatch):
     slow = {"draw": 1.0, "plain": 2.0}
     monkeypatch.setattr(cost, "_medians", lambda functions, *_: {name: slow.get(name, 3.0) for name in functions})
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    methods = ["mean", "temperature", "mc-4", "MC-1", "CVP", "CVP, none", "Streamlining", "CVP + temperature"]
+    methods = listed("mean,temperature,mc-4,mc-1,cvp,cvp-none,streamlining,cvp-temperature")
     found = relative_costs(methods, model, posterior_of(model), X)
-    assert list(found) == [method.replace("mc", "MC") for method in methods]
+    assert list(found) == [method.slug for method in methods]
     assert found["mean"] == found["temperature"] == {"plain": 1, "sample": pytest.approx(2 / 3)}
-    assert found["MC-4"] == {"plain": 6, "sample": 4}
-    assert found["MC-1"] == {"plain": 1.5, "sample": 1}
-    assert found["CVP"] == found["CVP, none"] == found["Streamlining"] == {"plain": 1.5, "sample": 1}
-    assert found["CVP + temperature"] == found["CVP"]
+    assert found["mc-4"] == {"plain": 6, "sample": 4}
+    assert found["mc-1"] == {"plain": 1.5, "sample": 1}
+    assert found["cvp"] == found["cvp-none"] == found["streamlining"] == {"plain": 1.5, "sample": 1}
+    assert found["cvp-temperature"] == found["cvp"]
+
+
+def test_rule_sets_of_one_name_are_timed_each(model, monkeypatch):
+    slow, slower = (CVP.replace(rule(torch.ops.aten.relu.default)(lambda x: x)) for _ in range(2))
+    assert slow.name == slower.name
+    times = {slow: 3.0, slower: 5.0}
+    monkeypatch.setattr(cost, "_medians", lambda functions, *_: {key: times.get(key, 1.0) for key in functions})
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    methods = [Method("slow", "slow", slow), Method("slower", "slower", slower)]
+    found = relative_costs(methods, model, posterior_of(model), X)
+    assert {slug: each["plain"] for slug, each in found.items()} == {"slow": 3, "slower": 5}
 
 
 def test_measured(monkeypatch):
@@ -38,14 +50,14 @@ def test_measured(monkeypatch):
     alive = []  # as compiled networks may be until somebody collects the garbage
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda *a, **k: alive.append(compile_(*a, **k)) or alive[-1])
-    methods = ["mean", "temperature", "MC-4", "CVP", "Streamlining"]
+    methods = listed("mean,temperature,mc-4,cvp,streamlining")
     with torch._dynamo.config.patch(recompile_limit=2):
         for seed in range(2):
             torch.manual_seed(seed)
             model = nn.Sequential(nn.Linear(3, 4 + seed), nn.ReLU(), nn.Linear(4 + seed, 2)).eval()
             found = relative_costs(methods, model, posterior_of(model), X, rounds=3)
-            assert list(found) == methods
-            assert found["MC-4"]["sample"] == pytest.approx(4)
+            assert list(found) == [method.slug for method in methods]
+            assert found["mc-4"]["sample"] == pytest.approx(4)
             assert found["mean"]["plain"] == 1
             assert found["mean"] == found["temperature"]
             for value in found.values():
@@ -58,11 +70,9 @@ def test_without_a_compiler(model, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
     with pytest.warns(UserWarning, match=r"costs are not measured.*No working C\+\+ compiler found\)$"):
-        assert relative_costs(["mean", "CVP"], model, posterior_of(model), X) == {}
+        assert relative_costs(listed("mean,cvp"), model, posterior_of(model), X) == {}
 
 
 def test_what_is_wrong_with_the_model_is_not_put_on_the_compiler(model):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        relative_costs(["mean"], model, posterior_of(model), torch.randn(4, 7))
-    with pytest.raises(InputError, match="there is no method 'magic'"):
-        relative_costs(["magic"], model, posterior_of(model), X)
+        relative_costs(listed("mean"), model, posterior_of(model), torch.randn(4, 7))

@@ -5,7 +5,7 @@ from torch import nn
 import varprop as vp
 from tests.models import posterior_of
 from varprop.errors import InputError
-from varprop.evaluation.methods import build, listed, named, samples_of
+from varprop.evaluation.methods import METHODS, Method, listed, monte_carlo, named, title
 
 X = torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] + 0.5 * torch.randn(400, generator=torch.Generator().manual_seed(2)) > 0).long()
@@ -20,7 +20,7 @@ def model():
 
 
 def make(name, model, **options):
-    return build(name, model, posterior_of(model, 0.02), HELD_OUT, progress=False, epochs=2, lr=0.1, **options)
+    return named(name).build(model, posterior_of(model, 0.02), HELD_OUT, progress=False, epochs=2, lr=0.1, **options)
 
 
 def test_mean_is_the_network_at_the_means_of_the_posterior(model):
@@ -28,7 +28,7 @@ def test_mean_is_the_network_at_the_means_of_the_posterior(model):
         {name: w + 0.5 for name, w in model.named_parameters()},
         {name: torch.full_like(w, 0.02) for name, w in model.named_parameters()},
     )
-    predictor = build("mean", model, moved, HELD_OUT)
+    predictor = named("mean").build(model, moved, HELD_OUT)
     assert isinstance(predictor, vp.MeanNetwork)
     with torch.no_grad():
         expected = torch.func.functional_call(model, moved.mean, (X,))
@@ -45,26 +45,25 @@ def test_temperature_is_fitted_on_the_held_out_data(model):
 
 
 def test_monte_carlo_has_its_samples_and_its_seed(model):
-    predictor = make("MC-3", model, seed=5)
+    predictor = make("mc-3", model, seed=5)
     assert isinstance(predictor, vp.MonteCarlo)
     assert (predictor.samples, predictor.seed) == (3, 5)
-    assert not torch.equal(predictor(X).probs, make("MC-3", model, seed=6)(X).probs)
+    assert not torch.equal(predictor(X).probs, make("mc-3", model, seed=6)(X).probs)
 
 
-@pytest.mark.parametrize("name", vp.ABLATIONS)
-def test_propagated_networks_have_the_rules_and_scales_of_their_name(model, name):
-    predictor = make(name, model)
+@pytest.mark.parametrize("method", vp.ABLATIONS.values(), ids=lambda method: method.slug)
+def test_propagated_networks_have_the_rules_and_scales_of_their_method(model, method):
+    predictor = make(method.slug, model)
     assert isinstance(predictor, vp.Propagated)
-    rules, patterns = vp.ABLATIONS[name]
-    assert predictor.net.rules is rules
+    assert predictor.net.rules is method.rules
     fitted = {path for path, alpha in predictor.net.scales.items() if alpha != 1}
     every = set(predictor.net.scales)
     assert len(every) == 3
-    assert fitted == {vp.PER_LAYER: every, vp.OUTPUT_ONLY: {"(output)"}, (): set()}[patterns]
+    assert fitted == {vp.PER_LAYER: every, vp.OUTPUT_ONLY: {"(output)"}, (): set()}[method.scales]
 
 
 def test_a_temperature_on_top_of_propagation(model):
-    predictor = make("CVP + temperature", model)
+    predictor = make("cvp-temperature", model)
     by_hand = vp.TemperatureScaled(vp.Propagated(vp.propagate(model, posterior_of(model, 0.02)))).fit(HELD_OUT)
     assert predictor.temperature == by_hand.temperature != 1
     assert torch.equal(predictor(X).probs, by_hand(X).probs)
@@ -78,16 +77,18 @@ def test_networks_can_come_from_elsewhere(model):
         lifted.append(rules.name)
         return vp.propagate(model, posterior_of(model, 0.02), rules)
 
-    assert torch.equal(make("CVP, none", model, lift=lift)(X).probs, make("CVP, none", model)(X).probs)
+    assert torch.equal(make("cvp-none", model, lift=lift)(X).probs, make("cvp-none", model)(X).probs)
     make("mean", model, lift=lift)
     assert lifted == ["CVP"]
 
 
-@pytest.mark.parametrize("name", ["mean", "temperature", "MC-2", "CVP", "Streamlining, none", "CVP + temperature"])
+@pytest.mark.parametrize("name", ["mean", "temperature", "mc-2", "cvp", "streamlining-none", "cvp-temperature"])
 def test_every_method_predicts_with_the_link_it_is_given(model, name):
     target = nn.functional.one_hot(Y, 2).float()
     link = vp.links.Sigmoid()
-    predictor = build(name, model, posterior_of(model), [(X, target)], link=link, progress=False, epochs=1, lr=0.1)
+    predictor = named(name).build(
+        model, posterior_of(model), [(X, target)], link=link, progress=False, epochs=1, lr=0.1
+    )
     assert predictor.link == link
     assert not torch.allclose(predictor(X).probs.sum(-1), torch.ones(len(X)), atol=1e-3)
 
@@ -103,32 +104,33 @@ def test_the_output_can_be_chosen():
 
     torch.manual_seed(0)
     model = Two().eval()
-    for name in ("mean", "MC-2", "CVP"):
+    for name in ("mean", "mc-2", "cvp"):
         found = make(name, model, output="second")(X).logits.mean
         assert torch.allclose(found, model.b(X), atol=1.0), name
         assert not torch.allclose(found, model.a(X), atol=1.0), name
 
 
-def test_names_in_any_capitalisation():
-    assert named("cvp") == "CVP"
-    assert named("MEAN") == "mean"
-    assert named("mc-8") == "MC-8"
-    assert named("streamlining + Per Layer") == "Streamlining + per layer"
-    assert named("cvp + temperature") == "CVP + temperature"
-    assert samples_of("MC-64") == 64
-    assert samples_of("CVP") is None
+def test_slugs_and_titles():
+    assert all(named(slug) is method and method.slug == slug for slug, method in METHODS.items())
+    assert named("CVP") is METHODS["cvp"]
+    assert named("MC-8") == monte_carlo(8) == Method("mc-8", "MC-8", samples=8)
+    assert len({method.title for method in METHODS.values()}) == len(METHODS)
+    assert [title(slug) for slug in ("cvp-none", "mc-8", "mine, once")] == ["CVP, none", "MC-8", "mine, once"]
 
 
-@pytest.mark.parametrize("name", ["", "MC", "MC-", "MC-0", "MC-08", "MC-x", "MC--1", "laplace", "CVP,"])
-def test_unknown_names_are_refused_with_those_there_are(model, name):
-    with pytest.raises(InputError, match=r"there is no method .*; there are mean, temperature, MC-<samples>, CVP"):
-        make(name, model)
+@pytest.mark.parametrize("slug", ["", "mc", "mc-", "mc-0", "mc-08", "mc-x", "mc--1", "laplace", "CVP, none"])
+def test_unknown_methods_are_refused_with_those_there_are(slug):
+    with pytest.raises(InputError, match=r"there is no method .*; there are mc-<samples>, mean, temperature, cvp, "):
+        named(slug)
+
+
+def test_a_near_miss():
+    with pytest.raises(InputError, match=r"no method 'streamlinning' \(did you mean streamlining\?\)"):
+        named("streamlinning")
 
 
 def test_lists():
-    assert listed("mean, MC-8,cvp") == ["mean", "MC-8", "CVP"]
-    assert listed("mean,CVP, none,streamlining,none") == ["mean", "CVP, none", "Streamlining, none"]
-    assert listed("CVP,CVP, output only") == ["CVP", "CVP, output only"]
-    for wrong in ("", "mean,", "mean,,CVP", "mean;CVP"):
+    assert [method.slug for method in listed("mean, mc-8,cvp,mean")] == ["mean", "mc-8", "cvp"]
+    for wrong in ("", "mean,", "mean,,cvp", "mean;cvp"):
         with pytest.raises(InputError, match="there is no method"):
             listed(wrong)

@@ -6,6 +6,7 @@ from experiments.data import Images, Split
 from experiments.experiment import METHODS, Experiment, Splits
 from experiments.recipes import Recipe
 from experiments.rows.scratch import centred, vit
+from varprop.evaluation.methods import listed
 
 RECIPE = Recipe(
     model={"channels": 1, "side": 8, "classes": 3, "patch": 4, "width": 8, "depth": 1, "heads": 2},
@@ -14,7 +15,7 @@ RECIPE = Recipe(
     ivon={"lr": 0.5, "ess": 1e3, "hess_init": 0.1, "weight_decay": 1e-4, "clip_radius": 0.05},
     calibration={"batch_size": 90, "epochs": 2, "lr": 0.1},
 )
-FEW = ("mean", "MC-2", "temperature")
+FEW = tuple(listed("mean,mc-2,temperature"))
 """Methods that need no capture, which takes longest."""
 
 

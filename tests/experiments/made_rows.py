@@ -15,8 +15,9 @@ from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
 from experiments.rows.sst2_minilm import SST2_MINILM
 from tests.experiments import hf_folders, keras_files
 from tests.experiments.data import formats
+from varprop.evaluation.methods import listed
 
-METHODS = ("mean", "CVP")
+METHODS = tuple(listed("mean,cvp"))
 ONE_STEP = {"epochs": 1}
 TINY = {"depths": (1, 1), "width": 4}
 PHRASES = ["A good film.", "bad films", "good", "bad . bad", "a good good film", "films ."]

@@ -14,6 +14,7 @@ from tests.experiments.made import FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
 from varprop.errors import DataError, ExperimentError, ResultsError
 from varprop.evaluation.evaluate import evaluate
+from varprop.evaluation.methods import listed, named
 from varprop.evaluation.rows import METRICS
 from varprop.prediction.predictors import MonteCarlo
 from varprop.report import Results
@@ -35,7 +36,7 @@ def timed(monkeypatch):
 
     def costs(methods, *_, **__):
         calls.append(tuple(methods))
-        return dict.fromkeys(methods, COST)
+        return {method.slug: COST for method in methods}
 
     monkeypatch.setattr(pipeline, "relative_costs", costs)
     return calls
@@ -80,7 +81,7 @@ def same(a, b):
 
 def test_every_method_has_a_row(tmp_path, trained, timed):
     results = run(tmp_path, of=every_method())
-    assert {row.method for row in results.rows} == set(METHODS)
+    assert {row.method for row in results.rows} == {method.slug for method in METHODS}
     assert len(results.rows) == len(METHODS) == 17
     for row in results.rows:
         assert (row.row, row.seed, row.examples) == ("made", 0, 48)
@@ -115,18 +116,20 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
 
 def check_scales(rows):
     fitted = {name: [p for p, alpha in (row.scales or {}).items() if alpha != 1] for name, row in rows.items()}
-    assert [name for name in METHODS if rows[name].scales] == [n for n in METHODS if n[:3] in ("CVP", "Str")]
-    assert all(len(fitted[name]) > 3 for name in ("CVP", "CVP - norm", "CVP - activation", "Streamlining + per layer"))
-    assert fitted["Streamlining"] == fitted["CVP, output only"] == ["(output)"]
-    assert fitted["CVP, none"] == fitted["Streamlining, none"] == []
-    assert [name for name, row in rows.items() if row.fidelity] == ["CVP"]
-    assert {"blocks.0.mlp", "head"} < {entry["path"] for entry in rows["CVP"].fidelity}
+    assert all(bool(rows[method.slug].scales) == (method.rules is not None) for method in METHODS)
+    assert all(
+        len(fitted[name]) > 3 for name in ("cvp", "cvp-minus-norm", "cvp-minus-activation", "streamlining-per-layer")
+    )
+    assert fitted["streamlining"] == fitted["cvp-output-only"] == ["(output)"]
+    assert fitted["cvp-none"] == fitted["streamlining-none"] == []
+    assert [name for name, row in rows.items() if row.fidelity] == ["cvp"]
+    assert {"blocks.0.mlp", "head"} < {entry["path"] for entry in rows["cvp"].fidelity}
     assert rows["mean"].metrics["accuracy"] == rows["temperature"].metrics["accuracy"]
-    assert rows["CVP"].metrics != rows["CVP, none"].metrics != rows["Streamlining, none"].metrics
+    assert rows["cvp"].metrics != rows["cvp-none"].metrics != rows["streamlining-none"].metrics
 
 
 def test_draws_of_few_samples_are_the_first_of_many(tmp_path):
-    results = run(tmp_path, 3, of=experiment(methods=("MC-1", "MC-2", "MC-8")))
+    results = run(tmp_path, 3, of=experiment(methods=tuple(listed("mc-1,mc-2,mc-8"))))
     subject = make(tmp_path, 3)[0]._subject(3)
     for row, count in zip(results.rows, (1, 2, 8), strict=True):
         alone = evaluate(MonteCarlo(subject.model, subject.posterior, count, seed=3), subject.test, progress=False)
@@ -137,7 +140,7 @@ def test_draws_of_few_samples_are_the_first_of_many(tmp_path):
 
 def test_seeds_share_a_folder_and_differ(tmp_path, trained):
     results = run(tmp_path, 0, 1)
-    assert [(row.method, row.seed) for row in results.rows] == [(name, seed) for seed in (0, 1) for name in FEW]
+    assert [(row.method, row.seed) for row in results.rows] == [(m.slug, seed) for seed in (0, 1) for m in FEW]
     first, second = (results.scores(row)["confidence"] for row in results.rows[:: len(FEW)])
     assert not np.array_equal(first, second)
     more = run(tmp_path, 0, 1, 2)
@@ -188,7 +191,7 @@ def test_another_recipe_is_another_result(tmp_path, trained):
     changed = replace(RECIPE, ivon={**RECIPE.ivon, "lr": 0.3})
     results = run(tmp_path, of=experiment(changed))
     assert trained == [[0], [0]]
-    assert [row.method for row in results.rows] == list(FEW)  # in the place of the old ones
+    assert [row.method for row in results.rows] == [method.slug for method in FEW]  # in the place of the old ones
     assert {row.config["recipe"]["ivon"]["lr"] for row in results.rows} == {0.3}
     assert results.rows[0].metrics != first[0][0].metrics
     same(contents(run(tmp_path / "alone", of=experiment(changed))), contents(results))
@@ -226,16 +229,16 @@ def test_costs_are_measured_once(tmp_path, timed):
     run(tmp_path, 0, 1)
     run(tmp_path, 2)
     assert timed == [FEW]
-    assert make(tmp_path)[0].costs() == dict.fromkeys(FEW, COST)
-    run(tmp_path, of=experiment(methods=("mean", "MC-4")))
-    assert timed == [FEW, ("mean", "MC-4")]  # one was not among them
+    assert make(tmp_path)[0].costs() == {method.slug: COST for method in FEW}
+    run(tmp_path, of=experiment(methods=tuple(listed("mean,mc-4"))))
+    assert timed == [FEW, tuple(listed("mean,mc-4"))]  # one was not among them
 
 
 def test_no_costs_where_nothing_can_be_compiled(tmp_path, monkeypatch, timed):
     monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: {})
     assert [row.cost for row in run(tmp_path).rows] == [None] * 3
     monkeypatch.undo()
-    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_, **__: dict.fromkeys(methods, COST))
+    monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_, **__: {method.slug: COST for method in methods})
     assert [row.cost for row in run(tmp_path, 1).rows] == [None] * 3 + [COST] * 3  # there is a compiler now
 
 
@@ -263,7 +266,7 @@ def test_a_network_without_layer_norms_has_no_comparison_of_them(tmp_path):
         torch.manual_seed(seed)
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
 
-    results = run(tmp_path, of=experiment(methods=("CVP",), model=plain))
+    results = run(tmp_path, of=experiment(methods=(named("cvp"),), model=plain))
     assert results.rows[0].fidelity
     assert results.norms("made") == ()
 

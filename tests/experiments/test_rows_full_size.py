@@ -37,7 +37,7 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     assert posterior.keys() == dict(model.named_parameters()).keys()
     text = tables.results(Summary(results.rows), name).text()
     assert text.startswith(ROWS[name].title)
-    assert all(method in text for method in made_rows.METHODS)
+    assert all(method.title in text for method in made_rows.METHODS)
     scales = results.rows[1].scales
     assert any(scale != 1 for scale in scales.values())
     for file in (*tmp_path.rglob("*.safetensors"), *tmp_path.rglob("*.pt")):  # gigabytes, which pytest would keep

@@ -38,12 +38,12 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     assert experiment.name == name
     out = tmp_path / "results"
     results = Pipeline(experiment, (0,), out, sources=sources, limit=limit, progress=False, say=lambda _: None).run()
-    assert [(row.method, row.examples) for row in results.rows] == [(method, tested) for method in METHODS]
+    assert [(row.method, row.examples) for row in results.rows] == [(method.slug, tested) for method in METHODS]
     propagated = results.rows[1]
     assert "(output)" in propagated.scales
     assert any(scale != 1 for scale in propagated.scales.values())
     text = tables.results(Summary(results.rows), name).text()
-    assert all(method in text for method in METHODS)
+    assert all(method.title in text for method in METHODS)
     assert text.startswith(ROWS[name].title)
 
 

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop import errors
 from varprop.cli import commands
+from varprop.evaluation.methods import title
 
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 """click's UsageError, which newer versions of typer have a copy of."""
@@ -109,7 +110,7 @@ def calibrate(
 
 @app.command(
     epilog="Example: varprop evaluate --model mine:model --posterior p.safetensors --held-out mine:held_out "
-    "--test mine:test --methods mean,temperature,MC-8,CVP --out results/mine"
+    "--test mine:test --methods mean,temperature,mc-8,cvp --out results/mine"
 )
 def evaluate(
     model: Model,
@@ -117,7 +118,7 @@ def evaluate(
     held_out: Batches,
     test: Batches,
     out: Annotated[Path, typer.Option(help="Results folder; rows are added to it.")],
-    methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,temperature,MC-8,Streamlining,CVP",
+    methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,temperature,mc-8,streamlining,cvp",
     row: Annotated[str, typer.Option(help="Name of the experiment in tables.")] = "mine",
     seed: Annotated[int, typer.Option(help="Of Monte Carlo, and in tables.")] = 0,
     link: LinkName = "softmax",
@@ -134,15 +135,15 @@ def bench(
     model: Model,
     posterior: PosteriorFile,
     shape: Annotated[str | None, typer.Option(help="Of the input: 8,3,224,224.")] = None,
-    methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,MC-1,Streamlining,CVP",
+    methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,mc-1,streamlining,cvp",
     device: Device = "cpu",
     recipe: RecipeFile = None,
 ) -> None:
     """What a compiled pass of each method costs, in plain passes and in Monte Carlo samples."""
     costs = commands.bench(model, posterior, shape, methods, device)
     table = Table("method", "plain passes", "MC samples")
-    for name, cost in costs.items():
-        table.add_row(name, f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
+    for slug, cost in costs.items():
+        table.add_row(title(slug), f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
     Console().print(table)
 
 

@@ -18,7 +18,7 @@ from varprop.cli.references import batches_of, device_named, inputs_of, link_of,
 from varprop.errors import InputError
 from varprop.evaluation.cost import Cost, relative_costs
 from varprop.evaluation.measure import measure
-from varprop.evaluation.methods import build, listed
+from varprop.evaluation.methods import listed
 from varprop.network.coverage import Coverage
 from varprop.network.coverage import coverage as cover
 from varprop.network.moment_net import MomentNet, propagate
@@ -99,7 +99,7 @@ def evaluate(
     link: str,
     device: str,
 ) -> Results:
-    names = listed(methods)
+    compared = listed(methods)
     chosen = link_of(link)
     results = Results(writable(out))
     _ = results.rows  # refuses a folder that holds something else
@@ -107,20 +107,20 @@ def evaluate(
     model = model_of(reference).to(device)
     fitting, testing = (batches_of(data, model) for data in (held_out, test))
     config = {"model": reference, "posterior": str(posterior), "held_out": held_out, "test": test, "link": link}
-    for name in names:
-        predictor = build(name, model, gaussian, fitting, link=chosen, seed=seed)
-        results.add(*measure(predictor, fitting, testing, row=row, method=name, seed=seed, config=config))
+    for method in compared:
+        predictor = method.build(model, gaussian, fitting, link=chosen, seed=seed)
+        results.add(*measure(predictor, fitting, testing, row=row, method=method.slug, seed=seed, config=config))
     return results
 
 
 def bench(reference: str, posterior: Path, shape: str | None, methods: str, device: str) -> dict[str, Cost]:
-    names = listed(methods)
+    compared = listed(methods)
     gaussian = Posterior.load(posterior).to(device_named(device))
     model = model_of(reference).to(device)
     args, kwargs = inputs_of(model, shape)
     moved = tuple(x.to(device) for x in args), {name: x.to(device) for name, x in kwargs.items()}
     tried(model, *moved)
-    costs = relative_costs(names, model, gaussian, *moved[0], **moved[1])
+    costs = relative_costs(compared, model, gaussian, *moved[0], **moved[1])
     if not costs:
         raise InputError("there is nothing to compare without a compiler: install one for C++, such as g++")
     return costs

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
+from varprop.calibration.scales import calibrate
+from varprop.errors import InputError
+from varprop.evaluation.methods import METHODS, Method
 from varprop.graph.export import Output
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
-from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, STREAMLINING, RuleSet
+from varprop.rules import RuleSet
 
-
-class Variant(NamedTuple):
-    """One row: the rules, and the scales that are fitted."""
-
-    rules: RuleSet
-    scales: Sequence[str]
-
-
-ABLATIONS: Mapping[str, Variant] = MappingProxyType(
-    {
-        "CVP": Variant(CVP, PER_LAYER),
-        "CVP - norm": Variant(CVP_MINUS_NORM, PER_LAYER),
-        "CVP - activation": Variant(CVP_MINUS_ACTIVATION, PER_LAYER),
-        "CVP, output only": Variant(CVP, OUTPUT_ONLY),
-        "CVP, none": Variant(CVP, ()),
-        "Streamlining": Variant(STREAMLINING, OUTPUT_ONLY),
-        "Streamlining + per layer": Variant(STREAMLINING, PER_LAYER),
-        "Streamlining, none": Variant(STREAMLINING, ()),
-    }
+ABLATIONS: Mapping[str, Method] = MappingProxyType(
+    {slug: method for slug, method in METHODS.items() if method.rules is not None and not method.temperature}
 )
-"""The rows of the paper's ablation table."""
+"""The rows of the paper's ablation table, by slug."""
 
 
 def ablate(
@@ -42,15 +28,22 @@ def ablate(
     posterior: Posterior,
     batches: Any,
     *,
-    variants: Mapping[str, Variant] = ABLATIONS,
+    methods: Iterable[Method] = tuple(ABLATIONS.values()),
     output: Output = None,
     **settings: Any,
 ) -> dict[str, MomentNet]:
-    """A calibrated network for each variant. ``settings`` are those of ``calibrate``; each rule set is lifted once."""
+    """A calibrated network for each method, by slug. ``settings`` are those of ``calibrate``.
+
+    Each rule set is lifted once.
+    """
+
+    @functools.cache
+    def lifted(rules: RuleSet) -> MomentNet:
+        return propagate(model, posterior, rules, output=output)
+
     nets: dict[str, MomentNet] = {}
-    results = {}
-    for name, (rules, scales) in variants.items():
-        if rules.name not in nets:
-            nets[rules.name] = propagate(model, posterior, rules, output=output)
-        results[name] = calibrate(nets[rules.name], batches, scales=scales, **settings)
-    return results
+    for method in methods:
+        if method.rules is None or method.slug in nets:
+            raise InputError(f"{method.slug!r} is no ablation: give methods with rules, each with a slug of its own")
+        nets[method.slug] = calibrate(lifted(method.rules), batches, scales=method.scales, **settings)
+    return nets

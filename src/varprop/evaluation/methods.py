@@ -1,90 +1,114 @@
-"""Methods by the names they have in tables: mean, temperature, MC-8, Streamlining, CVP, the rows of the ablation, …"""
+"""The methods that are compared: mean network, temperature, Monte Carlo, and propagation with rules and scales."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from varprop.calibration.scales import calibrate
+from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
 from varprop.errors import InputError
-from varprop.evaluation.ablation import ABLATIONS, Variant
 from varprop.graph.export import Output
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.links import Link
-from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
-from varprop.rules import RuleSet
-
-_SAMPLED = re.compile(r"MC-([1-9]\d*)", re.IGNORECASE)
-_PLAIN = ("mean", "temperature")
-TEMPERED = "CVP + temperature"
-"""Propagated without scales, and a temperature: for networks that are not sure enough, which no variance can mend."""
+from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, STREAMLINING, RuleSet
 
 
-def samples_of(method: str) -> int | None:
-    """The number of samples of ``MC-<number>``; None for other methods."""
-    found = _SAMPLED.fullmatch(method)
-    return int(found[1]) if found else None
+@dataclass(frozen=True)
+class Method:
+    """``slug`` is its name on the command line and in stored rows, ``title`` in tables and figures.
 
-
-def named(text: str) -> str:
-    """The method's name as tables have it, from any capitalisation of it."""
-    count = samples_of(text)
-    if count is not None:
-        return f"MC-{count}"
-    for name in (*_PLAIN, *ABLATIONS, TEMPERED):
-        if text.lower() == name.lower():
-            return name
-    raise InputError(
-        f"there is no method {text!r}; there are {', '.join(_PLAIN)}, MC-<samples>, {', '.join(ABLATIONS)}, {TEMPERED}"
-    )
-
-
-def variant(method: str) -> Variant | None:
-    """The rules and the scales of a method that propagates; None for others."""
-    return ABLATIONS.get("CVP, none" if method == TEMPERED else method)
-
-
-def listed(text: str) -> list[str]:
-    """The methods in a list with commas between, some of which have a comma in their names: ``mean,CVP, none``."""
-    parts = [part.strip() for part in text.split(",")]
-    found = []
-    while parts:
-        both = ", ".join(parts[:2]).lower()
-        joined = next((name for name in ABLATIONS if name.lower() == both), None) if len(parts) > 1 else None
-        found.append(joined or named(parts[0]))
-        del parts[: 2 if joined else 1]
-    return found
-
-
-def build(
-    method: str,
-    model: nn.Module,
-    posterior: Posterior,
-    held_out: Any,
-    *,
-    link: Link | None = None,
-    output: Output = None,
-    seed: int = 0,
-    lift: Callable[[RuleSet], MomentNet] | None = None,
-    **calibration: Any,
-) -> Predictor:
-    """The predictor of that name, fitted on ``held_out`` batches where there is something to fit.
-
-    ``lift`` makes the network of a rule set; by default ``propagate``.
+    With ``samples`` it is Monte Carlo; with ``rules``, propagation, where ``scales`` are fitted on held-out data;
+    with neither, the mean network. ``temperature`` fits one on top, for networks that are underconfident too, which
+    no variance can mend.
     """
-    method = named(method)
-    count = samples_of(method)
-    if count is not None:
-        return MonteCarlo(model, posterior, count, link=link, seed=seed, output=output)
-    found = variant(method)
-    if found is None:
-        mean = MeanNetwork(model, posterior, link=link, output=output)
-        return mean if method == "mean" else TemperatureScaled(mean).fit(held_out)
-    net = lift(found.rules) if lift else propagate(model, posterior, found.rules, output=output)
-    propagated = Propagated(calibrate(net, held_out, link=link, scales=found.scales, **calibration), link=link)
-    return TemperatureScaled(propagated).fit(held_out) if method == TEMPERED else propagated
+
+    slug: str
+    title: str
+    rules: RuleSet | None = None
+    scales: tuple[str, ...] = PER_LAYER
+    samples: int | None = None
+    temperature: bool = False
+
+    def build(
+        self,
+        model: nn.Module,
+        posterior: Posterior,
+        held_out: Any,
+        *,
+        link: Link | None = None,
+        output: Output = None,
+        seed: int = 0,
+        lift: Callable[[RuleSet], MomentNet] | None = None,
+        **calibration: Any,
+    ) -> Predictor:
+        """The predictor, fitted on ``held_out`` batches where there is something to fit.
+
+        ``lift`` makes the network of a rule set; by default ``propagate``.
+        """
+        if self.samples is not None:
+            return MonteCarlo(model, posterior, self.samples, link=link, seed=seed, output=output)
+        found: GaussianPredictor = MeanNetwork(model, posterior, link=link, output=output)
+        if self.rules is not None:
+            net = lift(self.rules) if lift else propagate(model, posterior, self.rules, output=output)
+            found = Propagated(calibrate(net, held_out, link=link, scales=self.scales, **calibration), link=link)
+        return TemperatureScaled(found).fit(held_out) if self.temperature else found
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        method.slug: method
+        for method in (
+            Method("mean", "mean"),
+            Method("temperature", "temperature", temperature=True),
+            Method("cvp", "CVP", CVP),
+            Method("cvp-minus-norm", "CVP - norm", CVP_MINUS_NORM),
+            Method("cvp-minus-activation", "CVP - activation", CVP_MINUS_ACTIVATION),
+            Method("cvp-output-only", "CVP, output only", CVP, OUTPUT_ONLY),
+            Method("cvp-none", "CVP, none", CVP, ()),
+            Method("streamlining", "Streamlining", STREAMLINING, OUTPUT_ONLY),
+            Method("streamlining-per-layer", "Streamlining + per layer", STREAMLINING),
+            Method("streamlining-none", "Streamlining, none", STREAMLINING, ()),
+            Method("cvp-temperature", "CVP + temperature", CVP, (), temperature=True),
+        )
+    }
+)
+"""By slug. Monte Carlo, of which there is one for every number of samples, is ``monte_carlo(samples)``."""
+
+
+def monte_carlo(samples: int) -> Method:
+    """``mc-8``: the average of that many networks drawn from the posterior."""
+    return Method(f"mc-{samples}", f"MC-{samples}", samples=samples)
+
+
+def named(slug: str) -> Method:
+    """The method with this slug, however it is capitalised: ``mean``, ``mc-8``, ``cvp-minus-norm``."""
+    slug = slug.lower()
+    if sampled := re.fullmatch(r"mc-([1-9]\d*)", slug):
+        return monte_carlo(int(sampled[1]))
+    if slug not in METHODS:
+        near = difflib.get_close_matches(slug, METHODS, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise InputError(f"there is no method {slug!r}{meant}; there are mc-<samples>, {', '.join(METHODS)}")
+    return METHODS[slug]
+
+
+def listed(text: str) -> list[Method]:
+    """The methods of a list of slugs, each once: ``mean,mc-8,cvp``."""
+    return list(dict.fromkeys(named(slug.strip()) for slug in text.split(",")))
+
+
+def title(slug: str) -> str:
+    """What tables and figures call a stored row's method; a method of the user's own is called by its slug."""
+    try:
+        return named(slug).title
+    except InputError:
+        return slug

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from varprop.evaluation.methods import title
 from varprop.evaluation.rows import Row
 from varprop.report.columns import COLUMNS, Column
 from varprop.report.paper import benchmarks
@@ -50,10 +51,10 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
 
 
 class Summary:
-    """The rows of a results folder by experiment and method. Methods and experiments keep the order of the rows."""
+    """The rows of a results folder by experiment and title of the method, in the order of the rows."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = tuple(rows)
+        self.rows = tuple(replace(row, method=title(row.method)) for row in rows)
         self.experiments = tuple(dict.fromkeys(row.row for row in self.rows))
         self.methods = tuple(dict.fromkeys(row.method for row in self.rows))
         self._found: dict[tuple[str, str], list[Row]] = {}

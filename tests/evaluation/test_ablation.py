@@ -1,0 +1,58 @@
+"""One calibrated network for each method, whatever their rule sets are called."""
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from tests.models import posterior_of
+from varprop.errors import InputError
+from varprop.moments import Moments
+
+aten = torch.ops.aten
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+HELD_OUT = [(X, torch.zeros(8).long())]
+
+
+def changed(factor):
+    """A rule set whose ReLU multiplies the variance: all of them have the name that replace gives."""
+
+    @vp.rule(aten.relu.default)
+    def relu(x):
+        return Moments(x.mean.relu(), factor * x.var)
+
+    return vp.CVP.replace(relu)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+def test_rule_sets_of_one_name_are_told_apart(model):
+    once, twice = changed(1.0), changed(2.0)
+    assert once.name == twice.name
+    methods = [vp.Method("once", "once", once, ()), vp.Method("twice", "twice", twice, ())]
+    nets = vp.ablate(model, posterior_of(model), HELD_OUT, methods=methods)
+    assert [net.rules for net in nets.values()] == [once, twice]
+    assert (nets["twice"](X).var > nets["once"](X).var).all()
+
+
+def test_each_rule_set_is_lifted_once(model, monkeypatch):
+    lifted = []
+    monkeypatch.setattr(
+        "varprop.evaluation.ablation.propagate",
+        lambda *args, **kwargs: lifted.append(args[2]) or vp.propagate(*args, **kwargs),
+    )
+    methods = [vp.ABLATIONS["cvp-none"], vp.Method("a", "a", vp.CVP, ())]
+    nets = vp.ablate(model, posterior_of(model), HELD_OUT, methods=methods)
+    assert list(nets) == ["cvp-none", "a"]
+    assert lifted == [vp.CVP]
+
+
+@pytest.mark.parametrize("second", [vp.Method("mean", "mean"), vp.Method("a", "b", vp.STREAMLINING, ())])
+def test_wrong_use(model, second):
+    methods = [vp.Method("a", "a", vp.CVP, ()), second]
+    with pytest.raises(InputError, match="is no ablation: give methods with rules, each with a slug of its own"):
+        vp.ablate(model, posterior_of(model), HELD_OUT, methods=methods)
