@@ -77,3 +77,11 @@ class DataError(VarpropError, ValueError):
 
 class ExperimentError(VarpropError, RuntimeError):
     """An experiment that cannot be run here as it was asked for."""
+
+
+class SettingError(VarpropError, ValueError):
+    """An option of the optimizer, or a checkpoint of it, that makes no sense."""
+
+
+class SamplingError(VarpropError, RuntimeError):
+    """Steps, draws and gradients in an order that would train something other than the posterior."""

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.optim.tasks import curvature, ivon
-from varprop.optim.errors import SamplingError
+from varprop.errors import SamplingError
 
 SIZE = 600
 SETTLING = {"lr": 0.1, "ess": 1000.0, "hess_init": 1.5, "beta2": 0.996, "weight_decay": 1e-3}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
-from varprop.optim.errors import SamplingError
+from varprop.errors import SamplingError
 
 
 def through_a_file(state):

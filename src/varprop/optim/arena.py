@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varprop.optim.errors import SamplingError, SettingError
+from varprop.errors import SamplingError, SettingError
 from varprop.optim.settings import Settings
 from varprop.optim.sharded import is_sharded, like, local, local_gradient
 from varprop.optim.update import PIECE, Scratch, scale_, step_

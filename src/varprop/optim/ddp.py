@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from varprop.optim.arena import Arena
-from varprop.optim.errors import SamplingError
+from varprop.errors import SamplingError
 from varprop.optim.sharded import is_sharded
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from varprop.optim.arena import Arena, Flat, State
 from varprop.optim.ddp import Reduction
-from varprop.optim.errors import SamplingError
+from varprop.errors import SamplingError
 from varprop.optim.noise import Noise
 from varprop.optim.sharded import agree, coordinate, is_sharded, local
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from varprop.optim.errors import SettingError
+from varprop.errors import SettingError
 
 # ivon-opt saves no step count. Its momentum is taken as settled: at this count the correction for the start is nil.
 _SETTLED = 1_000_000

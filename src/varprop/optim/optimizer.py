@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from varprop.optim.ddp import Reduction, refuse_unknown_replicas
 from varprop.optim.draws import Draws, Phase
-from varprop.optim.errors import SamplingError, SettingError
+from varprop.errors import SamplingError, SettingError
 from varprop.optim.legacy import unflatten
 from varprop.optim.noise import fresh_seed
 from varprop.optim.settings import check

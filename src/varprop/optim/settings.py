@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from varprop.optim.errors import SettingError
+from varprop.errors import SettingError
 
 _POSITIVE = ("lr", "ess", "hess_init", "weight_decay", "clip_radius")
 _BETAS = ("beta1", "beta2")

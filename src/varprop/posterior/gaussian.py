@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from varprop.errors import PosteriorError
 from varprop.moments import Moments
-from varprop.posterior import binding, file, ivon, laplace, matching, names, swag, tensors, vi
+from varprop.posterior import binding, file, ivon, laplace, names, swag, tensors, vi
+from varprop.posterior.samples import moments as moments_of
 from varprop.posterior.sources import Source
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Posterior(Mapping[str, Moments]):
         ensemble that were trained from different starts lie in different modes: the mean of their weights is in none
         of them, and the network it gives is usually no good.
         """
-        return cls.from_tensors(*matching.moments(model, samples))
+        return cls.from_tensors(*moments_of(model, samples))
 
     @classmethod
     def from_vi(cls, model: nn.Module, bayesian: nn.Module) -> Posterior:
