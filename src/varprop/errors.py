@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class VarpropError(Exception):
     """Every error raised on purpose by varprop."""
@@ -85,3 +87,15 @@ class SettingError(VarpropError, ValueError):
 
 class SamplingError(VarpropError, RuntimeError):
     """Steps, draws and gradients in an order that would train something other than the posterior."""
+
+
+def listing(headline: str, problems: Sequence[str], remedy: str = "") -> str:
+    """A message: what is wrong, each case of it on a line of its own, then the remedy."""
+    lines = [f"{headline}:", *(f"  {problem}" for problem in problems)]
+    return "\n".join([*lines, remedy] if remedy else lines)
+
+
+def shortened(problems: Sequence[str], shown: int = 8) -> list[str]:
+    """The first problems, and how many more there are: further ones of a kind say nothing new."""
+    rest = len(problems) - shown
+    return [*problems[:shown], f"… and {rest} more"] if rest > 0 else list(problems)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
-from varprop.optim import IVON, arena, noise
 from varprop.errors import SamplingError, SettingError
+from varprop.optim import IVON, arena, noise
 from varprop.optim.noise import Noise
 
 

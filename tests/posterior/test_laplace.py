@@ -131,10 +131,10 @@ def test_a_copy_of_the_wrong_model():
     model = two_layers()
     text = failure(copy.deepcopy(model), Fake(Wrapper(model)), PosteriorMismatchError)
     assert "Fake was fitted to parameters Sequential lacks" in text
-    assert "'inner.0.weight' (4, 3) (did you mean '0.weight'?)" in text
+    assert "'inner.0.weight' is not a parameter of the model (did you mean '0.weight'?)" in text
     assert len(text.splitlines()) == 6
     wide = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
-    assert "'0.weight' has shape (4, 3), here (5, 3)" in failure(wide, Fake(model), PosteriorMismatchError)
+    assert "'0.weight' has shape (4, 3), in the model (5, 3)" in failure(wide, Fake(model), PosteriorMismatchError)
 
 
 def test_entries_outside_the_subnetwork_have_no_variance():

@@ -184,7 +184,7 @@ def test_everything_that_does_not_correspond_is_listed():
     for phrase in (
         "Sequential and Sequential do not correspond",
         "mu_bias and rho_bias of Layer have shapes (3,) and (2,)",
-        "'0.weight' has shape (4, 3), in the plain network (5, 3)",
+        "'0.weight' has shape (4, 3), in the model (5, 3)",
         "'0.mu_bias' (4,) is neither random nor a parameter of the plain network",
         "'1.temperature' (1,) is neither random nor a parameter of the plain network",
         "'0.bias' of the plain network has no counterpart",
@@ -193,7 +193,7 @@ def test_everything_that_does_not_correspond_is_listed():
     ):
         assert phrase in text
     renamed = nn.ModuleDict({"body": bayesian[1]})
-    assert "'body.weight' (mu_weight and rho_weight of Layer) is not a parameter" in failure(two_layers(), renamed)
+    assert "'body.weight' is not a parameter" in failure(two_layers(), renamed)
 
 
 def test_negative_standard_deviations_and_nan():
@@ -203,7 +203,7 @@ def test_negative_standard_deviations_and_nan():
         bayesian[1].bias_mu[0] = torch.nan
     text = failure(two_layers(), bayesian)
     assert "weight_mu and weight_sigma of Layer: 1 of 12 standard deviations are negative" in text
-    assert "bias_mu and bias_sigma of Layer: NaN or infinite in 1 of 2 entries" in text
+    assert "bias_mu and bias_sigma of Layer: one is NaN or infinite in 1 of 2 entries" in text
 
 
 def test_two_posteriors_for_one_tied_weight():

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import NetworkFileError
-from varprop.posterior.tensors import listing
+from varprop.errors import NetworkFileError, listing
 
 # Nothing else is ever imported because a file names it.
 _MODULES = re.compile(r"transformers\.models\.[a-z0-9_]+\.modeling_[a-z0-9_]+")

@@ -49,7 +49,7 @@ class Arena:
         self.scratch = Scratch(self.noise.whole)
         # On a CPU a portion goes through all of a step before the next one does, so that it stays in the cache.
         self._portions = list(_portions(self.offsets, PIECE if self.device.type == "cpu" else self.offsets[-1]))
-        self._kept = 0  # so many of the parameters have their means in self.mean
+        self._kept = 0  # this many parameters have their means in self.mean
         self._spare: dict[str, Flat] = {}
         self.averaged = False  # ĝ·z was averaged over draws or ranks: it is "product", belonging to the gradient "left"
         self.reached: list[bool] = []  # by a gradient, in the draws before the present one

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from varprop.optim.arena import Arena
 from varprop.errors import SamplingError
+from varprop.optim.arena import Arena
 from varprop.optim.sharded import is_sharded
 
 
@@ -29,14 +29,20 @@ class _Sent(NamedTuple):
 
 
 class Reduction:
-    """How the replicas of a model share what their gradients say. Without a model the process trains by itself."""
+    """How the replicas of a model share what their gradients say. Until ``attach`` nobody has said how."""
 
-    def __init__(self, model: nn.Module | None, params: Iterable[Tensor]) -> None:
-        self.rank = dist.get_rank() if _world_size() > 1 else 0
+    def __init__(self) -> None:
+        self.rank = 0
+        self._attached = False
+        self._group: Any = None  # of a model whose replicas are averaged
         self._sent: list[_Sent] | None = None  # None: no draw is under way
         self._noise: dict[Tensor, Tensor] = {}
-        self._synchronizes = model is not None
+
+    def attach(self, model: nn.Module | None, params: Iterable[Tensor]) -> None:
+        """Average over the replicas of a model; without one the process trains by itself."""
         if model is None:
+            self._attached, self._group = True, None
+            self.rank = dist.get_rank() if _world_size() > 1 else 0
             return
         if not isinstance(model, nn.parallel.DistributedDataParallel):
             raise SamplingError(
@@ -44,20 +50,29 @@ class Reduction:
                 "fully_shard need no attaching"
             )
         held = set(model.parameters())
-        foreign = [str(tuple(p.shape)) for p in params if p not in held]
-        if foreign:
+        if foreign := [str(tuple(p.shape)) for p in params if p not in held]:
             raise SamplingError(
                 f"{len(foreign)} of the optimizer's parameters are not in this model, so their gradients would not be "
                 f"averaged; their shapes are {', '.join(foreign[:8])}"
             )
-        self._group = model.process_group
+        self._attached, self._group = True, model.process_group
         self.rank = dist.get_rank(self._group)
         # A lambda, because torch reads the annotations of a hook and takes none that are strings.
         model.register_comm_hook(self, lambda reduction, bucket: reduction.send(bucket))
 
+    def refuse_unknown_replicas(self, params: Iterable[Tensor]) -> None:
+        """Several processes, and nobody has said how gradients travel between them: the curvature would be wrong."""
+        world = _world_size()
+        if not self._attached and world > 1 and not all(is_sharded(p) for p in params):
+            raise SamplingError(
+                f"there are {world} processes, and plain DistributedDataParallel would make the curvature {world} "
+                "times too small. After wrapping the model call optimizer.attach(model); models sharded with "
+                "fully_shard need no attaching; optimizer.attach(None) says that this process trains by itself"
+            )
+
     def start(self, arenas: Sequence[Arena]) -> None:
         """A draw begins, or its gradients so far are void."""
-        if self._synchronizes:
+        if self._group is not None:
             self._sent = []
             self._noise = {p: part for a in arenas for p, part in zip(a.params, a.noise.parts, strict=True)}
 
@@ -82,7 +97,7 @@ class Reduction:
 
     def gather(self, arenas: Sequence[Arena]) -> None:
         """Wait for the averages of the draw that ends and give them to the arenas."""
-        if not self._synchronizes:
+        if self._group is None:
             return
         found: dict[Tensor, tuple[Tensor, Tensor]] = {}
         sent, self._sent = self._sent or [], None
@@ -110,16 +125,6 @@ class Reduction:
                     "model.no_sync(), or not through the model given to attach()"
                 )
         arena.averaged = True
-
-
-def refuse_unknown_replicas(params: Iterable[Tensor], reduction: Reduction | None) -> None:
-    """Several processes, and nobody has said how gradients travel between them: the curvature would be wrong."""
-    if reduction is None and _world_size() > 1 and not all(is_sharded(p) for p in params):
-        raise SamplingError(
-            f"there are {_world_size()} processes, and plain DistributedDataParallel would make the curvature "
-            f"{_world_size()} times too small. After wrapping the model call optimizer.attach(model); models sharded "
-            "with fully_shard need no attaching; optimizer.attach(None) says that this process trains by itself"
-        )
 
 
 def _world_size() -> int:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varprop.errors import SamplingError
 from varprop.optim.arena import Arena, Flat, State
 from varprop.optim.ddp import Reduction
-from varprop.errors import SamplingError
 from varprop.optim.noise import Noise
 from varprop.optim.sharded import agree, coordinate, is_sharded, local
 
@@ -46,7 +46,7 @@ class Draws:
         self._layout: list[tuple[Any, ...]] = []  # what the arenas were made for
         self._away: list[Arena] = []  # those whose weights are a sample now
         self.count = 0  # draws whose gradients step() will use
-        self.reduction: Reduction | None = None
+        self.reduction = Reduction()
         self._noise = Noise()
         self._looks = 0
 
@@ -60,7 +60,7 @@ class Draws:
         """Bring the arenas in line with the groups: parameters come, go, freeze and move."""
         if self.phase in (Phase.PENDING, Phase.SUSPENDED):
             return  # the draw under way keeps its parameters until step()
-        rank = self.reduction.rank if self.reduction is not None else 0
+        rank = self.reduction.rank
         layout: list[tuple[Any, ...]] = [(rank, [id(group) for group in groups])]
         layout += [(id(p), p.requires_grad, p.dtype, p.device) for group in groups for p in group["params"]]
         if layout != self._layout:
@@ -121,8 +121,7 @@ class Draws:
             self._perturb(arena, arena.noise, self._draw(arena, arena.lane, arena.group["draws"]))
         for group in {id(arena.group): arena.group for arena in self.arenas}.values():
             group["draws"] += 1
-        if self.reduction is not None:
-            self.reduction.start(self.arenas)
+        self.reduction.start(self.arenas)
 
     def _draw(self, arena: Arena, lane: tuple[int, ...], draw: int) -> Callable[[Tensor], None]:
         seeds = arena.group["seed"]
@@ -171,7 +170,7 @@ class Draws:
     @torch.no_grad()
     def _finish(self) -> None:
         """Average the draw that ends into those before it, and leave the average gradient in .grad."""
-        self._gather()
+        self.reduction.gather(self.arenas)
         self.count += 1
         if self.count == 1:
             return
@@ -201,10 +200,6 @@ class Draws:
             arena.leave_averages()
         return Phase.PENDING
 
-    def _gather(self) -> None:
-        if self.reduction is not None:
-            self.reduction.gather(self.arenas)
-
     @torch.no_grad()
     def stand(self) -> None:
         """Sampled weights until step(): a new draw, or the one eval() suspended."""
@@ -219,7 +214,7 @@ class Draws:
                 raise
             self.phase = Phase.STANDING
             return
-        if self.reduction is not None and all(p.grad is None for arena in self.arenas for p in arena.params):
+        if all(p.grad is None for arena in self.arenas for p in arena.params):
             self.reduction.start(self.arenas)  # the gradients were thrown away: a skipped step
         if self.phase is Phase.SUSPENDED:
             self.phase = Phase.STANDING
@@ -238,14 +233,14 @@ class Draws:
         """After zero_grad(): draws that wait for step() are void, the noise the weights carry is not."""
         if self.phase is Phase.PENDING:
             self.forget()
-        elif self.reduction is not None:
+        else:
             self.reduction.start(self.arenas)
 
     @torch.no_grad()
     def consume(self) -> None:
         """Update means and curvatures with the draws at hand."""
         if self.phase in (Phase.STANDING, Phase.SUSPENDED):
-            self._gather()
+            self.reduction.gather(self.arenas)
         if self.phase is not Phase.STANDING:
             for arena in self.arenas:
                 arena.heed_changes()

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from varprop.optim.ddp import Reduction, refuse_unknown_replicas
-from varprop.optim.draws import Draws, Phase
 from varprop.errors import SamplingError, SettingError
+from varprop.optim.draws import Draws, Phase
 from varprop.optim.legacy import unflatten
 from varprop.optim.noise import fresh_seed
-from varprop.optim.settings import check
+from varprop.optim.settings import check, check_integer
 from varprop.optim.sharded import local
 
 
@@ -70,8 +69,7 @@ class IVON(torch.optim.Optimizer):
         mc_samples: int = 1,
         seed: int | tuple[int, ...] | None = None,
     ) -> None:
-        if not isinstance(mc_samples, int) or isinstance(mc_samples, bool) or mc_samples < 1:
-            raise SettingError(f"mc_samples must be an integer, 1 or more, not {mc_samples!r}")
+        check_integer("mc_samples", mc_samples, least=1)
         defaults = {
             "lr": lr,
             "ess": ess,
@@ -83,7 +81,6 @@ class IVON(torch.optim.Optimizer):
             "seed": fresh_seed() if seed is None else seed,
             "draws": 0,
         }
-        check(defaults)
         self.mc_samples = mc_samples
         self._draws = Draws()
         super().__init__(params, defaults)
@@ -115,7 +112,7 @@ class IVON(torch.optim.Optimizer):
         if train and self._draws.phase is Phase.SUSPENDED:
             raise SamplingError("a step begun with train() ends with step(); a block cannot add to it")
         if train:
-            self._refuse_unknown_replicas()
+            self._draws.reduction.refuse_unknown_replicas(self._params())
         self._draws.arrange(self.param_groups, self.state)
         with self._draws.block(train):
             yield
@@ -130,7 +127,7 @@ class IVON(torch.optim.Optimizer):
                 "sampled_params(train=True) blocks"
             )
         if self._draws.phase is Phase.MEANS:
-            self._refuse_unknown_replicas()
+            self._draws.reduction.refuse_unknown_replicas(self._params())
             self._draws.arrange(self.param_groups, self.state)
         if self._draws.phase is not Phase.BLOCK:
             self._draws.stand()
@@ -151,7 +148,7 @@ class IVON(torch.optim.Optimizer):
         """
         if self._draws.phase is not Phase.MEANS:
             raise SamplingError("attach() comes before the first draw of a step")
-        self._draws.reduction = Reduction(model, (p for group in self.param_groups for p in group["params"]))
+        self._draws.reduction.attach(model, self._params())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -186,8 +183,7 @@ class IVON(torch.optim.Optimizer):
 
     def _step_without_draw(self) -> None:
         """Nothing to do without gradients; torch.distributed.checkpoint makes state so, with gradients of zero."""
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if any(bool(local(g).any()) for g in gradients):
+        if any(bool(local(p.grad).any()) for p in self._params() if p.grad is not None):
             raise SamplingError(
                 "step() without a draw: these gradients were taken at the means. Take them inside "
                 "`with optimizer.sampled_params(train=True)`, or call optimizer.train() before every forward pass, or "
@@ -218,8 +214,7 @@ class IVON(torch.optim.Optimizer):
     def _widen(self, state_dict: dict[str, Any]) -> None:
         """Undo torch's rounding of the state to the dtype of the parameters."""
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-        held = [p for group in self.param_groups for p in group["params"]]
-        for key, p in zip(keys, held, strict=True):
+        for key, p in zip(keys, self._params(), strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if isinstance(value, Tensor) and value.dtype != p.dtype:
                     self.state[p][name] = value.detach().to(p.device, copy=True)
@@ -240,6 +235,5 @@ class IVON(torch.optim.Optimizer):
                 "optimizer.eval() first, or leave the sampled_params() block"
             )
 
-    def _refuse_unknown_replicas(self) -> None:
-        held = (p for group in self.param_groups for p in group["params"])
-        refuse_unknown_replicas(held, self._draws.reduction)
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]

@@ -13,7 +13,7 @@ _BETAS = ("beta1", "beta2")
 
 
 class Settings(NamedTuple):
-    """One group's numbers at one step. METHOD names: ess is λ, weight_decay δ, hess_init h₀, clip_radius r."""
+    """One group's numbers at one step; in formulas ess is λ, weight_decay δ, hess_init h₀ and clip_radius r."""
 
     lr: float
     ess: float
@@ -39,12 +39,17 @@ def check(group: Mapping[str, Any]) -> None:
     for name in _BETAS:
         if not 0 <= _number(group, name) < 1:
             raise SettingError(f"{name} must be at least 0 and below 1, not {group[name]!r}")
+    check_integer("draws", group["draws"], least=0)
     seeds = group["seed"] if isinstance(group["seed"], tuple) else ()
-    for name, value in (("draws", group["draws"]), *(("seed", seed) for seed in seeds or (group["seed"],))):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise SettingError(f"{name} must be an integer, 0 or more, not {value!r}")
+    for seed in seeds or (group["seed"],):
+        check_integer("seed", seed, least=0)
     if seeds and "params" in group and [len(p) for p in group["params"] if p.ndim] != [len(seeds)]:
         raise SettingError(f"{len(seeds)} seeds are for one parameter that stacks as many networks along its rows")
+
+
+def check_integer(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SettingError(f"{name} must be an integer, {least} or more, not {value!r}")
 
 
 def _number(group: Mapping[str, Any], name: str) -> float:

@@ -1,16 +1,96 @@
-"""A posterior bound to a model: each of its names resolved to one parameter."""
+"""Names of weights resolved to the parameters of one model, wrapped or not, tied or not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
-from varprop.errors import DeviceMismatchError, PosteriorMismatchError
+from varprop.errors import DeviceMismatchError, PosteriorError, PosteriorMismatchError, listing, shortened
 from varprop.moments import Moments
 from varprop.posterior.names import did_you_mean
-from varprop.posterior.tensors import cast, listing
+from varprop.posterior.tensors import cast
+
+Tensors = dict[str, Tensor]
+
+
+class Layout(NamedTuple):
+    """What a model's weights are called: every alias of a parameter, the parameters themselves, and the constants."""
+
+    canonical: dict[str, str]
+    parameters: dict[str, nn.Parameter]
+    constants: frozenset[str]
+
+
+def layout(model: nn.Module) -> Layout:
+    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    names = {id(p): name for name, p in parameters.items()}
+    every = dict(model.named_parameters(remove_duplicate=False))
+    # Integer parameters cannot be random: like buffers they are constants of the model.
+    constants = [name for name, p in every.items() if id(p) not in names]
+    constants += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    return Layout({a: names[id(p)] for a, p in every.items() if id(p) in names}, parameters, frozenset(constants))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model below the wrappers that only prefix its names."""
+    while True:
+        if isinstance(model, DataParallel | DistributedDataParallel | AveragedModel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):  # torch.compile
+            model = inner
+        else:
+            return model
+
+
+def required(model: Any, call: str) -> nn.Module:
+    """``model``, or an error if the arguments are in the wrong order."""
+    if not isinstance(model, nn.Module):
+        raise PosteriorError(f"{call}: the model comes first, not {type(model).__name__}")
+    return model
+
+
+def mismatches(named: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """Names that are no floating point parameter of the model, or have another shape there."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    found = []
+    for name, value in named.items():
+        parameter = parameters.get(name)
+        if name in buffers:
+            found.append(f"{name!r} is a buffer: buffers are constants, leave it out of the posterior")
+        elif parameter is None:
+            found.append(f"{name!r} is not a parameter of the model{did_you_mean(name, parameters)}")
+        elif nn.parameter.is_lazy(parameter):
+            found.append(f"{name!r} is not initialised yet: call the model once first")
+        elif not parameter.is_floating_point():
+            found.append(f"{name!r} is {parameter.dtype} in the model: only floating point parameters can be random")
+        elif parameter.shape != value.shape:
+            found.append(f"{name!r} has shape {tuple(value.shape)}, in the model {tuple(parameter.shape)}")
+    return found
+
+
+def placed(model: nn.Module, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+    """Means and variances in the dtype and on the device of the parameters they belong to.
+
+    They are named as in the model below its wrappers, and returned by the names of the model given.
+    """
+    inner = unwrapped(model)
+    if problems := mismatches(mean, inner):
+        headline = f"these weights do not fit {type(model).__name__}"
+        raise PosteriorMismatchError(listing(headline, shortened(problems), "Give the model they were collected from."))
+    parameters = dict(inner.named_parameters(remove_duplicate=False))
+    given = {id(parameter): name for name, parameter in model.named_parameters()}
+    moved = {}
+    for name, tensor in mean.items():
+        parameter = parameters[name]
+        exact = Moments(tensor.detach(), var[name].detach())
+        moved[given[id(parameter)]] = cast(name, exact, parameter.device, parameter.dtype)
+    return {name: pair.mean for name, pair in moved.items()}, {name: pair.var for name, pair in moved.items()}
 
 
 def bind(moments: Mapping[str, Moments], model: nn.Module) -> dict[str, Moments]:
@@ -21,8 +101,7 @@ def bind(moments: Mapping[str, Moments], model: nn.Module) -> dict[str, Moments]
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     canonical = {id(parameter): name for name, parameter in model.named_parameters()}
-    problems = _mismatches(moments, model, parameters) + _conflicts(moments, parameters)
-    if problems:
+    if problems := mismatches(moments, model) + _conflicts(moments, parameters):
         headline = f"the posterior does not fit {type(model).__name__}"
         remedy = "Names are those of model.named_parameters(); posterior.restrict(...) drops what does not belong."
         raise PosteriorMismatchError(listing(headline, problems, remedy))
@@ -31,24 +110,6 @@ def bind(moments: Mapping[str, Moments], model: nn.Module) -> dict[str, Moments]
         canonical[id(parameters[name])]: cast(name, pair, None, parameters[name].dtype)
         for name, pair in moments.items()
     }
-
-
-def _mismatches(moments: Mapping[str, Moments], model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    found = []
-    for name, pair in moments.items():
-        parameter = parameters.get(name)
-        if name in buffers:
-            found.append(f"{name!r} is a buffer: buffers are constants, leave it out of the posterior")
-        elif parameter is None:
-            found.append(f"{name!r} is not a parameter of the model{did_you_mean(name, parameters)}")
-        elif nn.parameter.is_lazy(parameter):
-            found.append(f"{name!r} is not initialised yet: call the model once first")
-        elif not parameter.is_floating_point():
-            found.append(f"{name!r} is {parameter.dtype} in the model: only floating point parameters can be random")
-        elif parameter.shape != pair.shape:
-            found.append(f"{name!r} has shape {tuple(pair.shape)}, in the model {tuple(parameter.shape)}")
-    return found
 
 
 def _conflicts(moments: Mapping[str, Moments], parameters: Mapping[str, nn.Parameter]) -> list[str]:
@@ -64,10 +125,9 @@ def _conflicts(moments: Mapping[str, Moments], parameters: Mapping[str, nn.Param
 
 
 def _same(a: Moments, b: Moments) -> bool:
-    return all(
-        x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
-        for x, y in zip(a, b, strict=True)
-    )
+    if (a.mean.dtype, a.mean.device) != (b.mean.dtype, b.mean.device):
+        return False
+    return torch.equal(a.mean, b.mean) and torch.equal(a.var, b.var)
 
 
 def _check_devices(moments: Mapping[str, Moments], parameters: Mapping[str, nn.Parameter]) -> None:
@@ -75,12 +135,9 @@ def _check_devices(moments: Mapping[str, Moments], parameters: Mapping[str, nn.P
     if not apart:
         return
     here, there = moments[apart[0]].mean.device, parameters[apart[0]].device
-    several = len({parameter.device for parameter in parameters.values()}) > 1
-    remedy = (
-        "the model is spread over devices: give from_tensors each tensor on the device of its parameter"
-        if several
-        else f'move it with posterior.to("{there}")'
-    )
+    remedy = f'move it with posterior.to("{there}")'
+    if len({parameter.device for parameter in parameters.values()}) > 1:
+        remedy = "the model is spread over devices: give from_tensors each tensor on the device of its parameter"
     raise DeviceMismatchError(
         f"the posterior is on {here}, the model on {there} ({len(apart)} of {len(moments)} tensors differ, "
         f"first {apart[0]!r}): {remedy}"

@@ -63,15 +63,13 @@ def read(path: str | os.PathLike[str]) -> dict[str, Moments]:
         raise PosteriorFileError(f"cannot load {path}: {reason}")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            _check_metadata(path, file.metadata() or {})
+            metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in list(file.keys())}
-            expected = file.metadata().get("sha256")
     except (OSError, SafetensorError, ValueError, TypeError) as error:
-        if isinstance(error, PosteriorFileError):
-            raise
         raise PosteriorFileError(f"cannot load {path}: not a whole safetensors file ({error})") from error
+    _check_metadata(path, metadata)
     # Other programs may write the format without a checksum; where there is one, it must fit.
-    if expected is not None and expected != _digest(tensors):
+    if "sha256" in metadata and metadata["sha256"] != _digest(tensors):
         raise PosteriorFileError(f"cannot load {path}: its contents changed after it was saved (checksum mismatch)")
     return _split(path, tensors)
 

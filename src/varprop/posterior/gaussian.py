@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from varprop.errors import PosteriorError
 from varprop.moments import Moments
 from varprop.posterior import binding, file, ivon, laplace, names, swag, tensors, vi
+from varprop.posterior.samples import Source
 from varprop.posterior.samples import moments as moments_of
-from varprop.posterior.sources import Source
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

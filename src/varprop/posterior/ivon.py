@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.errors import PosteriorError, PosteriorMismatchError, listing
 from varprop.moments import Moments
+from varprop.posterior.binding import Tensors, required
 from varprop.posterior.names import did_you_mean
-from varprop.posterior.tensors import cast, listing
-
-_Tensors = dict[str, Tensor]
+from varprop.posterior.tensors import cast
 
 
 class _Group(NamedTuple):
@@ -31,23 +30,23 @@ class _Group(NamedTuple):
     states: dict[str, Mapping[str, Any]]
 
 
-def moments(model: nn.Module, source: Any) -> tuple[_Tensors, _Tensors]:
+def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name. ``source`` is an optimizer or its state dict."""
-    if not isinstance(model, nn.Module):
-        raise PosteriorError(f"from_ivon(model, optimizer): the model comes first, not {type(model).__name__}")
-    groups = _live_groups(model, source) if hasattr(source, "param_groups") else _saved_groups(model, source)
-    kind = type(source).__name__ if hasattr(source, "param_groups") else "state dict"
-    mean: _Tensors = {}
-    var: _Tensors = {}
+    model = required(model, "from_ivon(model, optimizer)")
+    live = hasattr(source, "param_groups")
+    groups = _live_groups(model, source) if live else _saved_groups(model, source)
+    kind = type(source).__name__ if live else "state dict"
+    mean: Tensors = {}
+    var: Tensors = {}
     problems: list[str] = []
     for index, group in enumerate(groups):
         try:
             found = _variances(group)
         except PosteriorError as error:
             problems.append(f"group {index}: {error}")
-            continue
-        var |= found
-        mean |= {name: group.parameters[name].detach() for name in found}
+        else:
+            var |= found
+            mean |= {name: group.parameters[name].detach() for name in found}
     if problems:
         raise PosteriorError(listing(f"cannot read a posterior from this {kind}", problems))
     if not mean:
@@ -130,44 +129,28 @@ def _by_order(model: nn.Module, keys: Sequence[Any]) -> dict[Any, tuple[str, nn.
     )
 
 
-def _variances(group: _Group) -> _Tensors:
+def _variances(group: _Group) -> Tensors:
     """1/(ess·(hess + weight_decay)), in the dtype and on the device of each parameter."""
-    hess = _curvatures(group)
+    hess = _flat_curvatures(group) if "hess" in group.options else _curvatures(group)
     ess, weight_decay = (_number(group.options, key) for key in ("ess", "weight_decay"))
     if ess <= 0 or weight_decay < 0:
         raise PosteriorError(f"ess is {ess} and weight_decay {weight_decay}: they must be positive and not negative")
     var = {}
-    for name, parameter in group.parameters.items():
-        if name not in hess:
-            continue
+    for name, curvature in hess.items():
         # IVON keeps hess + weight_decay positive, not hess itself, which may go a little below zero.
-        precision = ess * (hess[name].to(torch.promote_types(hess[name].dtype, torch.float32)) + weight_decay)
+        precision = ess * (curvature.to(torch.promote_types(curvature.dtype, torch.float32)) + weight_decay)
         if wrong := int((~(precision.isfinite() & (precision > 0))).sum()):
             raise PosteriorError(
                 f"hess + weight_decay is not positive and finite in {wrong} of {precision.numel()} entries of "
                 f"{name!r}: training diverged, or the checkpoint is damaged"
             )
-        exact = Moments(parameter.detach(), precision.reciprocal().to(parameter.device))
+        parameter = group.parameters[name].detach()
+        exact = Moments(parameter, precision.reciprocal().to(parameter.device))
         var[name] = cast(name, exact, None, parameter.dtype).var
     return var
 
 
-def _curvatures(group: _Group) -> _Tensors:
-    """The curvature of each parameter, in its shape."""
-    if "hess" not in group.options:
-        missing = [name for name, state in group.states.items() if not isinstance(state.get("hess"), Tensor)]
-        initial = _before_the_first_draw(group, missing)
-        if missing and initial is None:
-            raise PosteriorError(
-                f'no "hess" for {_few(missing)}: only an IVON optimizer that holds its curvature can be read; '
-                "other posteriors come in by from_tensors"
-            )
-        hess = {name: state["hess"] for name, state in group.states.items() if name not in missing}
-        for name, found in hess.items():
-            if found.shape != group.parameters[name].shape:
-                shapes = f"{tuple(found.shape)}, the parameter {tuple(group.parameters[name].shape)}"
-                raise PosteriorError(f'"hess" of {name!r} has shape {shapes}')
-        return hess | (initial or {})
+def _flat_curvatures(group: _Group) -> Tensors:
     flat = group.options["hess"]
     sizes = [parameter.numel() for parameter in group.parameters.values()]
     if not isinstance(flat, Tensor) or flat.numel() != sum(sizes):
@@ -177,19 +160,31 @@ def _curvatures(group: _Group) -> _Tensors:
             f"{sum(sizes)} in all: the model is not the one that was trained, or its parameters are in another order"
         )
     parts = flat.detach().reshape(-1).split(sizes)
-    return {name: part.view(group.parameters[name].shape) for name, part in zip(group.parameters, parts, strict=True)}
+    return {name: part.view(p.shape) for (name, p), part in zip(group.parameters.items(), parts, strict=True)}
 
 
-def _before_the_first_draw(group: _Group, names: Sequence[str]) -> _Tensors | None:
-    """Curvatures of parameters our own IVON has not sampled yet; the frozen ones among them are deterministic.
-
-    ``None`` if the group is not our IVON's, which counts its draws: then a missing curvature is an error.
-    """
-    if "draws" not in group.options:
-        return None
-    trainable = [name for name in names if group.parameters[name].requires_grad]
-    start = _number(group.options, "hess_init") if trainable else 0.0
-    return {name: torch.full(group.parameters[name].shape, start) for name in trainable}
+def _curvatures(group: _Group) -> Tensors:
+    """One tensor per parameter. varprop's IVON, which counts its draws, has none before it samples a parameter."""
+    ours = "draws" in group.options
+    hess, missing = {}, []
+    for name, parameter in group.parameters.items():
+        found = group.states[name].get("hess")
+        if isinstance(found, Tensor):
+            hess[name] = found
+        elif not ours:
+            missing.append(name)
+        elif parameter.requires_grad:  # what is frozen was never sampled: it is deterministic
+            hess[name] = torch.full(parameter.shape, _number(group.options, "hess_init"))
+    if missing:
+        raise PosteriorError(
+            f'no "hess" for {_few(missing)}: only an IVON optimizer that holds its curvature can be read; '
+            "other posteriors come in by from_tensors"
+        )
+    for name, found in hess.items():
+        if found.shape != group.parameters[name].shape:
+            shapes = f"{tuple(found.shape)}, the parameter {tuple(group.parameters[name].shape)}"
+            raise PosteriorError(f'"hess" of {name!r} has shape {shapes}')
+    return hess
 
 
 def _few(names: Iterable[str]) -> str:
@@ -212,33 +207,28 @@ def _number(options: Mapping[str, Any], key: str) -> float:
 def _refuse_sampled(optimizer: Any) -> None:
     """Refuse while the weights are a draw instead of the mean.
 
-    Our own IVON says so, also from inside a trainer's wrapper. ``ivon-opt`` leaves no mark of that, so we look at what
-    it cannot avoid. Its context manager is a generator that stays suspended and refers to the optimizer. And a step
-    leaves the parameters of a group as views of one vector, while a draw, also one left behind by an exception, gives
-    each parameter memory of its own.
+    varprop's IVON says so, also from inside a trainer's wrapper. ``ivon-opt`` leaves no mark, so we look at what it
+    cannot avoid: a step leaves the parameters of a group as views of one vector, while a draw, also one left behind by
+    an exception, gives each parameter memory of its own.
     """
     told = getattr(optimizer, "perturbed", getattr(getattr(optimizer, "optimizer", None), "perturbed", None))
-    if isinstance(told, bool):
-        if told:
-            raise PosteriorError(
-                "the weights are a sample now, not the mean: call optimizer.eval() first, or from_ivon outside the "
-                "optimizer's sampled_params() block"
-            )
-        return
-    sampler = getattr(type(optimizer), "sampled_params", None)
-    code = getattr(inspect.unwrap(sampler), "__code__", None) if callable(sampler) else None
-    if code is None:
-        return
-    inside = any(inspect.isgenerator(x) and x.gi_code is code and x.gi_frame for x in gc.get_referrers(optimizer))
-    if inside:
+    if _in_block(optimizer) if told is None else told:
         raise PosteriorError(
-            "the weights are a sample now, not the mean: call from_ivon outside the optimizer's sampled_params() block"
+            "the weights are a sample now, not the mean: call optimizer.eval() first, or from_ivon outside the "
+            "optimizer's sampled_params() block"
         )
     if getattr(optimizer, "current_step", 0) and any(_apart(group) for group in optimizer.param_groups):
         raise PosteriorError(
             "the weights look like a sample that an interrupted sampled_params() block left in place: load the last "
             "checkpoint. If you replaced the weights on purpose, pass optimizer.state_dict() instead."
         )
+
+
+def _in_block(optimizer: Any) -> bool:
+    """Whether ``sampled_params`` is suspended: it is a generator that refers to the optimizer."""
+    sampler = getattr(type(optimizer), "sampled_params", None)
+    code = getattr(inspect.unwrap(sampler), "__code__", None) if callable(sampler) else None
+    return any(inspect.isgenerator(x) and x.gi_code is code and x.gi_frame for x in gc.get_referrers(optimizer))
 
 
 def _apart(group: Mapping[str, Any]) -> bool:

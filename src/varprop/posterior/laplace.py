@@ -6,16 +6,14 @@ parameters of the model, those of the last layer of a copy of the model, or some
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import PosteriorError, PosteriorMismatchError
-from varprop.posterior.names import did_you_mean
-from varprop.posterior.sources import Tensors, placed, required, unwrapped
-from varprop.posterior.tensors import listing
+from varprop.errors import PosteriorError, PosteriorMismatchError, listing
+from varprop.posterior.binding import Tensors, mismatches, placed, required, unwrapped
 
 _Named = list[tuple[str, nn.Parameter]]
 
@@ -75,9 +73,7 @@ def _names(model: nn.Module, la: Any, fitted: _Named) -> list[str]:
     ids = [originals.get(id(parameter), id(parameter)) for _, parameter in fitted]
     if all(found in own for found in ids):
         return [own[found] for found in ids]
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    problems = _misfits(fitted, parameters)
-    if problems:
+    if problems := mismatches(dict(fitted), model):
         headline = f"{type(la).__name__} was fitted to parameters {type(model).__name__} lacks"
         raise PosteriorMismatchError(listing(headline, problems, "Give the model that was fitted, or the one inside."))
     return [name for name, _ in fitted]
@@ -92,16 +88,6 @@ def _originals(la: Any) -> dict[int, int]:
     if [p.shape for p in copied] != [p.shape for p in la.params]:
         return {}
     return {id(twin): id(original) for twin, original in zip(copied, la.params, strict=True)}
-
-
-def _misfits(fitted: _Named, parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    found = []
-    for name, parameter in fitted:
-        if name not in parameters:
-            found.append(f"{name!r} {tuple(parameter.shape)}{did_you_mean(name, parameters)}")
-        elif parameters[name].shape != parameter.shape:
-            found.append(f"{name!r} has shape {tuple(parameter.shape)}, here {tuple(parameters[name].shape)}")
-    return found
 
 
 def _spread_out(la: Any, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:

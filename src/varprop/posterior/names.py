@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any
 
-from varprop.errors import PosteriorError
-from varprop.posterior.tensors import listing
+from varprop.errors import PosteriorError, listing
 
 
 def select(names: Iterable[str], patterns: Sequence[Any]) -> list[str]:
@@ -22,17 +22,17 @@ def select(names: Iterable[str], patterns: Sequence[Any]) -> list[str]:
     chosen = {pattern: [name for name in names if selects(pattern, name)] for pattern in patterns}
     idle = [pattern for pattern, found in chosen.items() if not found]
     if idle:
-        paths = {path for name in names for path in _leading_paths(name)}
+        paths = {path for name in names for path in accumulate(name.split("."), "{}.{}".format)}
         headline = f"no parameter among the {len(names)} of this posterior is selected by"
         remedy = "Patterns match whole path segments; * stays within one segment, ** spans any number."
-        raise PosteriorError(listing(headline, (repr(p) + did_you_mean(p, paths) for p in idle), remedy))
+        raise PosteriorError(listing(headline, [repr(p) + did_you_mean(p, paths) for p in idle], remedy))
     union = {name for found in chosen.values() for name in found}
     return [name for name in names if name in union]
 
 
 def selects(pattern: str, name: str) -> bool:
     """Whether ``pattern`` matches ``name`` or a module above it, segment by segment."""
-    return _matches(tuple(pattern.split(".")), tuple(name.split(".")))
+    return _matches(pattern.split("."), name.split("."))
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
@@ -44,15 +44,10 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
-def _matches(pattern: tuple[str, ...], segments: tuple[str, ...]) -> bool:
+def _matches(pattern: list[str], segments: list[str]) -> bool:
     if not pattern:
         return True  # what is left of the name lies below a path that matched
     head, rest = pattern[0], pattern[1:]
     if head == "**":
         return any(_matches(rest, segments[start:]) for start in range(len(segments) + 1))
     return bool(segments) and fnmatchcase(segments[0], head) and _matches(rest, segments[1:])
-
-
-def _leading_paths(name: str) -> list[str]:
-    segments = name.split(".")
-    return [".".join(segments[:end]) for end in range(1, len(segments) + 1)]

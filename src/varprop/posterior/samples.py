@@ -1,17 +1,26 @@
-"""The Gaussian with the mean and variance of several sets of weights: checkpoints, draws, ensemble members."""
+"""The Gaussian with the mean and variance of several sets of weights: models, state dicts, safetensors files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.errors import PosteriorError, PosteriorFileError, PosteriorMismatchError, listing, shortened
+from varprop.posterior.binding import Layout, Tensors, layout, placed, required, unwrapped
+from varprop.posterior.names import did_you_mean
 from varprop.posterior.running import Running
-from varprop.posterior.sources import Tensors, layout, placed, read, refuse_constant, required, shortened, unwrapped
-from varprop.posterior.tensors import listing
+from varprop.posterior.tensors import nonfinite, unusable
+
+Source = nn.Module | Mapping[str, Tensor] | str | os.PathLike[str]
+
+# What DataParallel, DistributedDataParallel, AveragedModel and torch.compile put in front of the names.
+_PREFIXES = ("module.", "_orig_mod.")
 
 
 def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]:
@@ -37,12 +46,68 @@ def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]
         raise PosteriorError(f"a variance needs at least 2 samples, and there are {running.count}")
     mean, var = placed(model, running.mean(), running.var(correction=1))
     remedy = "state_dict() refers to the live weights, so copy them: copy.deepcopy(model.state_dict())"
-    refuse_constant(var.values(), f"the {running.count} samples", remedy)
-    return _without_constants(model, mean, var)
-
-
-def _without_constants(model: nn.Module, mean: Tensors, var: Tensors) -> tuple[Tensors, Tensors]:
-    """Leave out what the samples share with the model: a frozen backbone need not carry zeros through the network."""
+    refuse_constant(var, f"the {running.count} samples", remedy)
+    # What the samples share with the model is left out: a frozen backbone need not carry zeros through the network.
     own = dict(model.named_parameters())
     kept = [name for name in mean if bool((var[name] != 0).any() or (mean[name] != own[name].detach()).any())]
     return {name: mean[name] for name in kept}, {name: var[name] for name in kept}
+
+
+def refuse_constant(var: Mapping[str, Tensor], what: str, remedy: str) -> None:
+    """Weights that never differ are a mistake in how they were gathered, not a certain posterior."""
+    if not any(bool((tensor != 0).any()) for tensor in var.values()):
+        raise PosteriorError(f"{what} are all the same, so there is no variance in them: {remedy}")
+
+
+def read(source: Any, wanted: Layout) -> tuple[Tensors, list[str]]:
+    """The weights in ``source`` by the model's names, and all that is wrong with them. Buffers are left out."""
+    weights: Tensors = {}
+    problems = []
+    for key, tensor in _given(source).items():
+        name = _plain(str(key), wanted)
+        if name in wanted.canonical:
+            weights.setdefault(wanted.canonical[name], tensor)
+        elif name not in wanted.constants and name != "n_averaged" and not name.endswith("_extra_state"):
+            problems.append(f"{key!r} is not in the model{did_you_mean(str(key), wanted.canonical)}")
+    problems = [f"{name!r} is missing" for name in wanted.parameters if name not in weights] + problems
+    for name, tensor in weights.items():
+        if fault := _fault(tensor, wanted.parameters[name]):
+            problems.append(f"{name!r} {fault}")
+    return weights, problems
+
+
+def _given(source: Any) -> Mapping[str, Any]:
+    if isinstance(source, nn.Module):
+        return dict(unwrapped(source).named_parameters(remove_duplicate=False))
+    if isinstance(source, Mapping):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return _file(Path(source))
+    raise PosteriorError(f"a {type(source).__name__} is no model, state dict or path of a safetensors file")
+
+
+def _file(path: Path) -> Tensors:
+    if not path.is_file():
+        reason = "it is a folder, name the file in it" if path.is_dir() else "there is no such file"
+        raise PosteriorFileError(f"cannot read {path}: {reason}")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise PosteriorFileError(
+            f"cannot read {path}: not a whole safetensors file ({error}). Other formats can run code and are not "
+            "opened: pass torch.load(path, weights_only=True)."
+        ) from error
+
+
+def _plain(name: str, wanted: Layout) -> str:
+    while name not in wanted.canonical and name not in wanted.constants and name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
+    return name
+
+
+def _fault(tensor: Any, parameter: nn.Parameter) -> str | None:
+    if fault := unusable(tensor):
+        return fault
+    if tensor.shape != parameter.shape:
+        return f"has shape {tuple(tensor.shape)}, in the model {tuple(parameter.shape)}"
+    return nonfinite(tensor)

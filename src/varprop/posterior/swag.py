@@ -8,20 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import PosteriorError, PosteriorMismatchError
+from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
+from varprop.posterior.binding import Tensors, layout, placed, required, unwrapped
 from varprop.posterior.names import did_you_mean
 from varprop.posterior.running import Running
-from varprop.posterior.sources import (
-    Tensors,
-    layout,
-    placed,
-    read,
-    refuse_constant,
-    required,
-    shortened,
-    unwrapped,
-)
-from varprop.posterior.tensors import listing
+from varprop.posterior.samples import read, refuse_constant
+from varprop.posterior.tensors import nonfinite
 
 _PARTS = ("origin", "shift", "squares")
 # Rounding errors of two running averages and a square, in units of the format's precision times E[w²].
@@ -54,9 +46,7 @@ class SWAG:
         problems = self._changes(parameters, trainable) if self.n_averaged else []
         # What froze later is collected on, so that all parameters have the same number of values.
         weights = {name: p for name, p in parameters.items() if name in (self._running.origin or trainable)}
-        for name, weight in weights.items():
-            if wrong := int((~weight.isfinite()).sum()):
-                problems.append(f"{name!r} is NaN or infinite in {wrong} of {weight.numel()} entries")
+        problems += [f"{name!r} {fault}" for name, weight in weights.items() if (fault := nonfinite(weight))]
         if problems:
             headline = f"these weights cannot be added to the {self.n_averaged} collected before"
             raise PosteriorMismatchError(listing(headline, shortened(problems)))
@@ -90,7 +80,7 @@ class SWAG:
         if self.n_averaged < 2:
             raise PosteriorError(f"a variance needs at least 2 updates of SWAG, and there were {self.n_averaged}")
         mean, var = self._running.mean(), self._running.var(correction=0)
-        refuse_constant(var.values(), f"the weights of all {self.n_averaged} updates", "train between them")
+        refuse_constant(var, f"the weights of all {self.n_averaged} updates", "train between them")
         return mean, var
 
     def __repr__(self) -> str:

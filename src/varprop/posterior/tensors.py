@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from varprop.errors import PosteriorError
+from varprop.errors import PosteriorError, listing
 from varprop.moments import Moments
 
 # Posterior variances live around 1e-7; a format whose smallest number is near that loses them.
@@ -30,12 +30,6 @@ def checked(mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> dict[str, 
     return {name: Moments(mean[name].detach(), var[name].detach()) for name in mean}
 
 
-def listing(headline: str, problems: Iterable[str], remedy: str = "") -> str:
-    """An error message: what is wrong, every case of it on a line of its own, then what to do."""
-    lines = [f"{headline}:", *(f"  {problem}" for problem in problems)]
-    return "\n".join([*lines, remedy] if remedy else lines)
-
-
 def copied(moments: Moments) -> Moments:
     """Tensors of our own: a later training step must not change the posterior."""
     return Moments(*(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in moments))
@@ -54,28 +48,7 @@ def cast(name: str, moments: Moments, device: torch.device | None, dtype: torch.
     return moved
 
 
-def _problems(name: str, mean: Any, var: Any) -> list[str]:
-    if not isinstance(name, str):
-        return [f"the name {name!r} is not a string"]
-    roles = {"mean": mean, "variance": var}
-    unusable = [f"the {role} of {name!r} {fault}" for role, x in roles.items() if (fault := _unusable(x))]
-    if unusable:
-        return unusable
-    pairs = [("shape", tuple(mean.shape), tuple(var.shape)), ("dtype", mean.dtype, var.dtype)]
-    pairs.append(("device", mean.device, var.device))
-    found = [f"{name!r}: the mean has {what} {a}, the variance {b}" for what, a, b in pairs if a != b]
-    for role, tensor in roles.items():
-        if count := int((~tensor.isfinite()).sum()):
-            found.append(f"the {role} of {name!r} is NaN or infinite in {count} of {tensor.numel()} entries")
-    if count := int((var < 0).sum()):
-        found.append(
-            f"the variance of {name!r} is negative in {count} of {var.numel()} entries (least {float(var.min()):.3g}); "
-            "log-variances need .exp() first"
-        )
-    return found
-
-
-def _unusable(tensor: Any) -> str | None:
+def unusable(tensor: Any) -> str | None:
     """Why a value cannot be looked at any further."""
     if not isinstance(tensor, Tensor):
         return f"is a {type(tensor).__name__}, not a tensor"
@@ -86,3 +59,30 @@ def _unusable(tensor: Any) -> str | None:
     if tensor.device.type == "meta":
         return "is on the meta device and holds no numbers"
     return None
+
+
+def nonfinite(tensor: Tensor) -> str | None:
+    count = int((~tensor.isfinite()).sum())
+    return f"is NaN or infinite in {count} of {tensor.numel()} entries" if count else None
+
+
+def _problems(name: str, mean: Any, var: Any) -> list[str]:
+    if not isinstance(name, str):
+        return [f"the name {name!r} is not a string"]
+    roles = {"mean": mean, "variance": var}
+    if found := [f"the {role} of {name!r} {fault}" for role, x in roles.items() if (fault := unusable(x))]:
+        return found
+    for what, a, b in (
+        ("shape", tuple(mean.shape), tuple(var.shape)),
+        ("dtype", mean.dtype, var.dtype),
+        ("device", mean.device, var.device),
+    ):
+        if a != b:
+            found.append(f"{name!r}: the mean has {what} {a}, the variance {b}")
+    found += [f"the {role} of {name!r} {fault}" for role, x in roles.items() if (fault := nonfinite(x))]
+    if count := int((var < 0).sum()):
+        found.append(
+            f"the variance of {name!r} is negative in {count} of {var.numel()} entries (least {float(var.min()):.3g}); "
+            "log-variances need .exp() first"
+        )
+    return found

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from varprop.errors import PosteriorError, PosteriorMismatchError
-from varprop.posterior.names import did_you_mean
-from varprop.posterior.sources import Layout, Tensors, layout, placed, required, shortened, unwrapped
-from varprop.posterior.tensors import listing
+from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
+from varprop.posterior.binding import Layout, Tensors, layout, mismatches, placed, required, unwrapped
+from varprop.posterior.tensors import nonfinite
 
 # The variance from what layers keep instead of it.
 _VARIANCE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,29 +47,27 @@ def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
     model = required(model, "from_vi(model, bayesian)")
     if not isinstance(bayesian, nn.Module):
         raise PosteriorError(f"from_vi(model, bayesian): a {type(bayesian).__name__} is no Bayesian network")
-    bayesian = unwrapped(bayesian)
+    plain, bayesian = unwrapped(model), unwrapped(bayesian)
     randoms, others = _inventory(bayesian)
     if not randoms:
-        raise PosteriorError(
-            listing(
-                f"no mean-field layers in this {type(bayesian).__name__}; its parameters are",
-                shortened([f"{name} {tuple(p.shape)}" for name, p in bayesian.named_parameters()]),
-                f"Known are layers with {_KNOWN}. Other layouts come in by from_tensors.",
-            )
-        )
-    wanted = layout(unwrapped(model))
+        headline = f"no mean-field layers in this {type(bayesian).__name__}; its parameters are"
+        own = [f"{name} {tuple(p.shape)}" for name, p in bayesian.named_parameters()]
+        remedy = f"Known are layers with {_KNOWN}. Other layouts come in by from_tensors."
+        raise PosteriorError(listing(headline, shortened(own), remedy))
+    wanted = layout(plain)
     found: dict[str, _Random] = {}
     problems = [*_unusable(randoms)]
     for random in randoms:
-        name = _target(random, wanted.canonical)
+        name = _target(random.path, wanted.canonical)
         if found.setdefault(name, random) is not random:
             problems.append(f"{name!r} has two posteriors, from {found[name].origin} and from {random.origin}")
-    problems += _misfits(wanted, found, others)
+    problems += mismatches({name: random.mean for name, random in found.items()}, plain)
+    problems += _unmatched(wanted, found, others)
     if problems:
         headline = f"{type(bayesian).__name__} and {type(model).__name__} do not correspond"
         remedy = f"Give the plain network with the same module names. Known are layers with {_KNOWN}."
         raise PosteriorMismatchError(listing(headline, shortened(problems), remedy))
-    _refuse_other_constants(unwrapped(model), bayesian)
+    _refuse_other_constants(plain, bayesian)
     with torch.no_grad():
         var = {name: _VARIANCE[r.kind](_wide(r.spread)) for name, r in found.items()}
     return placed(model, {name: random.mean for name, random in found.items()}, var)
@@ -84,20 +81,21 @@ def _inventory(bayesian: nn.Module) -> tuple[list[_Random], dict[str, nn.Paramet
     for path, module in bayesian.named_modules():
         if module in samplers:
             continue
-        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-        if unused := getattr(module, "bias", None) is False:  # blitz keeps the parameters of a bias it does not use
-            own = {name: p for name, p in own.items() if name not in _names_of("bias")}
-        for base, sampler in _samplers(module):
-            samplers.add(sampler)
-            if not (unused and base == "bias"):
-                # Not the layer's own weight_mu: moving a model to another device parts it from the sampler's.
-                origin = f"{base}_sampler of {type(module).__name__}"
-                randoms.append(_Random(_join(path, base), origin, sampler.mu, sampler.rho, "rho"))
-            own = {name: p for name, p in own.items() if name not in _names_of(base)}
-        for pair in _pairs(path, module, own):
-            randoms.append(pair)
-            own = {name: p for name, p in own.items() if p is not pair.mean and p is not pair.spread}
-        others |= {_join(path, name): p for name, p in own.items()}
+        # A sampler's own parameters count, not the layer's: moving a model to another device parts them.
+        sampled = dict(_samplers(module))
+        samplers.update(sampled.values())
+        unused = {"bias"} if getattr(module, "bias", None) is False else set()  # blitz keeps parameters of such a bias
+        hidden = {name for base in sampled.keys() | unused for name in _names_of(base)}
+        own = {n: p for n, p in module.named_parameters(recurse=False, remove_duplicate=False) if n not in hidden}
+        found = [
+            _Random(_join(path, base), f"{base}_sampler of {type(module).__name__}", sampler.mu, sampler.rho, "rho")
+            for base, sampler in sampled.items()
+            if base not in unused
+        ]
+        found += _pairs(path, module, own)
+        random = {id(tensor) for pair in found for tensor in (pair.mean, pair.spread)}
+        others |= {_join(path, name): p for name, p in own.items() if id(p) not in random}
+        randoms += found
     return randoms, others
 
 
@@ -115,26 +113,24 @@ def _names_of(base: str) -> set[str]:
 
 def _pairs(path: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Iterator[_Random]:
     for name, mean in own.items():
+        base = name.removeprefix("mu_").removesuffix("_mu")
+        if base == name:
+            continue
+        partner = "{kind}_{base}" if name.startswith("mu_") else "{base}_{kind}"
         for kind in _VARIANCE:
-            if name.startswith("mu_"):
-                base, partner = name[3:], f"{kind}_{name[3:]}"
-            elif name.endswith("_mu"):
-                base, partner = name[:-3], f"{name[:-3]}_{kind}"
-            else:
-                break
-            if partner in own:
-                origin = f"{name} and {partner} of {type(module).__name__}"
-                yield _Random(_join(path, base), origin, mean, own[partner], kind)
+            spread = partner.format(kind=kind, base=base)
+            if spread in own:
+                origin = f"{name} and {spread} of {type(module).__name__}"
+                yield _Random(_join(path, base), origin, mean, own[spread], kind)
                 break
 
 
-def _target(random: _Random, names: Mapping[str, str]) -> str:
+def _target(path: str, names: Mapping[str, str]) -> str:
     """The plain network's name; the path itself if it has none, which is reported later."""
-    parent, _, base = random.path.rpartition(".")
-    for candidate in (random.path, _join(parent, "weight") if base in _WEIGHT else random.path):
-        if candidate in names:
-            return names[candidate]
-    return random.path
+    parent, _, base = path.rpartition(".")
+    if path not in names and base in _WEIGHT:
+        path = _join(parent, "weight")
+    return names.get(path, path)
 
 
 def _unusable(randoms: list[_Random]) -> Iterator[str]:
@@ -142,8 +138,8 @@ def _unusable(randoms: list[_Random]) -> Iterator[str]:
         if random.mean.shape != random.spread.shape:
             yield f"{random.origin} have shapes {tuple(random.mean.shape)} and {tuple(random.spread.shape)}"
         for tensor in (random.mean, random.spread):
-            if wrong := int((~tensor.isfinite()).sum()):
-                yield f"{random.origin}: NaN or infinite in {wrong} of {tensor.numel()} entries"
+            if fault := nonfinite(tensor):
+                yield f"{random.origin}: one {fault}"
         if random.kind in _DIRECT and (wrong := int((random.spread < 0).sum())):
             yield (
                 f"{random.origin}: {wrong} of {random.spread.numel()} standard deviations are negative, so they are "
@@ -151,13 +147,8 @@ def _unusable(randoms: list[_Random]) -> Iterator[str]:
             )
 
 
-def _misfits(wanted: Layout, found: Mapping[str, _Random], others: Mapping[str, nn.Parameter]) -> Iterator[str]:
+def _unmatched(wanted: Layout, found: Mapping[str, _Random], others: Mapping[str, nn.Parameter]) -> Iterator[str]:
     canonical, parameters, _ = wanted
-    for name, random in found.items():
-        if name not in parameters:
-            yield f"{name!r} ({random.origin}) is not a parameter of the plain network{did_you_mean(name, canonical)}"
-        elif parameters[name].shape != random.mean.shape:
-            yield f"{name!r} has shape {tuple(random.mean.shape)}, in the plain network {tuple(parameters[name].shape)}"
     for name, parameter in others.items():
         if name not in canonical:
             yield f"{name!r} {tuple(parameter.shape)} is neither random nor a parameter of the plain network"
