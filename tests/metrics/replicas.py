@@ -1,11 +1,6 @@
-"""What two processes do in the tests of distributed metrics. Each returns a dict of tensors, saved by rank."""
-
-import os
-import sys
-from datetime import timedelta
+"""What two processes do in the tests of distributed metrics. Each returns a dict of tensors."""
 
 import torch
-import torch.distributed as dist
 from torchmetrics import MetricCollection
 
 from varprop import metrics
@@ -42,15 +37,3 @@ def one_rank_idle(rank):
         aurc.update(confidence, correctness)
         brier.update(probs, target)
     return {"AURC": aurc.compute(), "Brier": brier.compute()}
-
-
-def main(rank, world, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=120)
-    )
-    found = {"shared": shared(rank), "one rank idle": one_rank_idle(rank)}
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may abort a process that ends the usual way

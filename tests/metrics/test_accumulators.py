@@ -2,8 +2,6 @@
 
 import copy
 import itertools
-import subprocess
-import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -178,16 +176,7 @@ def test_an_example_that_is_refused_changes_nothing():
     assert float(metric.compute()) == before
 
 
-def test_the_plain_functions_do_not_import_torchmetrics():
-    """It imports scipy and transformers where they are installed."""
-    code = """
-import sys
-import varprop.metrics
-assert not {"torchmetrics", "scipy", "transformers"} & set(sys.modules)
-varprop.metrics.AURC
-assert "torchmetrics" in sys.modules
-assert set(varprop.metrics.__all__) <= set(dir(varprop.metrics))
-assert not hasattr(varprop.metrics, "nonsense")
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+def test_names_are_found_when_asked_for():
+    """The classes are imported late: test_layout holds that importing varprop does not import torchmetrics."""
+    assert set(metrics.__all__) <= set(dir(metrics))
+    assert not hasattr(metrics, "nonsense")

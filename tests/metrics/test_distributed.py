@@ -2,20 +2,17 @@
 
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 
 from tests.metrics import replicas
+from tests.ranks import needs_gloo, results
 from varprop import metrics
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = needs_gloo
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("metrics")
-    torch.multiprocessing.spawn(replicas.main, (2, str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return results(tmp_path_factory.mktemp("metrics"), [replicas.shared, replicas.one_rank_idle])
 
 
 def test_both_ranks_get_the_metric_of_all_examples(found):
@@ -38,6 +35,6 @@ def test_both_ranks_get_the_metric_of_all_examples(found):
 def test_a_rank_without_data(found):
     confidence, correctness, probs, target = replicas.shard(0)
     for rank in range(2):
-        values = found[rank]["one rank idle"]
+        values = found[rank]["one_rank_idle"]
         assert float(values["AURC"]) == pytest.approx(float(metrics.aurc(confidence, correctness)), rel=1e-12)
         assert float(values["Brier"]) == pytest.approx(float(metrics.brier(probs, target)), rel=1e-12)

@@ -40,10 +40,18 @@ def bad_examples():
 
 
 @pytest.mark.parametrize(("confidence", "correctness", "message"), [c[1:] for c in bad_examples()])
-@pytest.mark.parametrize("metric", SCORED.values(), ids=SCORED)
+@pytest.mark.parametrize("metric", [metrics.aurc, metrics.ece])
 def test_bad_examples(metric, confidence, correctness, message):
     with pytest.raises(MetricError, match=message):
         metric(confidence, correctness)
+
+
+@pytest.mark.parametrize("metric", SCORED.values(), ids=SCORED)
+def test_every_function_looks_at_its_examples(metric):
+    with pytest.raises(MetricError, match="no examples"):
+        metric(torch.empty(0), torch.empty(0))
+    with pytest.raises(MetricError, match=r"confidence\[1\] is nan"):
+        metric(torch.tensor([0.2, math.nan, 0.5]), CORRECTNESS)
 
 
 @pytest.mark.parametrize("metric", [metrics.ece, metrics.ace])

@@ -44,7 +44,7 @@ def test_aurc_of_constant_confidence_is_the_error_rate():
     assert float(aurc(confidence, correctness)) == pytest.approx(2 / 7, rel=1e-14)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_aurc_is_the_average_over_all_orders_of_ties(seed):
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.randint(0, 3, (6,), generator=generator).double()
@@ -75,17 +75,15 @@ def test_coverage_at_risk_never_splits_a_tie():
     assert float(coverage_at_risk(confidence.flip(0), correctness.flip(0), 0.1)) == 0.25
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("percent", range(1, 100))
-def test_a_risk_of_exactly_the_target_is_kept(percent, dtype):
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64])
+def test_a_risk_of_exactly_the_target_is_kept(dtype):
     """0.29·100 < 29 in floating point. One error more is too many."""
-    confidence = torch.linspace(0, 1, 100)
-    correctness = torch.ones(100)
-    correctness[torch.randperm(100, generator=torch.Generator().manual_seed(percent))[:percent]] = 0
-    assert float(coverage_at_risk(confidence, correctness.to(dtype), percent / 100)) == 1
-    one_more = correctness.clone()
-    one_more[correctness.nonzero()[0]] = 0
-    assert float(coverage_at_risk(torch.zeros(100), one_more.to(dtype), percent / 100)) == 0
+    for percent in range(1, 100):
+        correctness = torch.ones(100)
+        correctness[torch.randperm(100, generator=torch.Generator().manual_seed(percent))[:percent]] = 0
+        assert float(coverage_at_risk(torch.linspace(0, 1, 100), correctness.to(dtype), percent / 100)) == 1
+        correctness[correctness.nonzero()[0]] = 0
+        assert float(coverage_at_risk(torch.zeros(100), correctness.to(dtype), percent / 100)) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -117,8 +115,8 @@ def test_a_threshold_answers_a_float32_confidence_of_its_own_value():
     assert float(effective_reliability(confidence, torch.ones(2), 1, 0.9)) == 0.5
 
 
-@pytest.mark.parametrize("cost", [0, 1, 10, 0.5])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("cost", [0, 10, 0.5])
+@pytest.mark.parametrize("seed", range(4))
 def test_best_threshold_against_a_search_over_all(cost, seed):
     generator = torch.Generator().manual_seed(seed)
     confidence = torch.randint(0, 8, (20,), generator=generator).float()

@@ -11,6 +11,7 @@ from tests.optim.tasks import curvature, same, weights
 from varprop.optim import IVON
 from varprop.posterior import Posterior
 
+pytestmark = pytest.mark.second
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Of the trainers' own making: few loader workers, no metric logger, a deprecated call inside.

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-DRAWS = 20_000
-
 
 def two_layers(seed: int = 0) -> nn.Sequential:
     """Linear in the first layer's weights and in the second's.
@@ -34,14 +32,7 @@ def assert_agrees(predicted: vp.Moments, draws: Tensor) -> None:
     assert ((predicted.var - var).abs() <= 5 * ((fourth - var.square()) / count).sqrt()).all()
 
 
-def draws_of(model: nn.Module, mean: dict[str, Tensor], std: dict[str, Tensor], x: Tensor, count: int) -> Tensor:
-    """Outputs of the model under independent Gaussian weights, drawn all at once."""
-    torch.manual_seed(1)
-    weights = {name: m + std[name] * torch.randn(count, *m.shape, dtype=m.dtype) for name, m in mean.items()}
-    return torch.func.vmap(lambda w: torch.func.functional_call(model, w, x))(weights).detach()
-
-
-def drawn(network: nn.Module, count: int = 4000) -> Tensor:
+def drawn(network: nn.Module, count: int = 1000) -> Tensor:
     """Outputs of a network that draws its own weights at every call."""
     torch.manual_seed(6)
     with torch.no_grad():

@@ -105,7 +105,7 @@ def test_where_there_is_nothing_to_load(tmp_path):
     assert "it is a folder" in reason(tmp_path)
 
 
-@pytest.mark.parametrize("keep", [0, 4, 8, 20, 200, -1])
+@pytest.mark.parametrize("keep", [4, 20, -1])
 def test_truncated(path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     assert "not a whole safetensors file" in reason(path)
@@ -155,7 +155,7 @@ def test_a_header_that_asks_for_too_much(path):
     assert "not a whole safetensors file" in reason(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_every_flipped_bit_is_noticed(path, where, bit):
     whole = path.read_bytes()

@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
-import varprop as vp
-from tests.posterior.exact import DRAWS, assert_agrees, draws_of, inputs, two_layers
+from tests.posterior.exact import two_layers
 from varprop.errors import PosteriorError, PosteriorMismatchError
 from varprop.posterior import SWAG, Posterior
 
@@ -245,15 +244,6 @@ def test_averages_that_do_not_fit_are_all_listed():
 
 
 # --- against other implementations, and end to end -----------------------------------------------------
-
-
-def test_propagation_agrees_with_draws():
-    model = two_layers()
-    swag, seen = collected(model, scale=0.3)
-    mean = {name: values.mean(0) for name, values in seen.items()}
-    std = {name: values.std(0, correction=0) for name, values in seen.items()}
-    draws = draws_of(model, mean, std, inputs(), DRAWS)
-    assert_agrees(vp.propagate(model.eval(), Posterior.from_swag(model, swag))(inputs()), draws)
 
 
 def test_the_variance_is_that_of_laplace_torchs_swag():

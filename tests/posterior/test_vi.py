@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import varprop as vp
-from tests.posterior.exact import assert_agrees, drawn, inputs, two_layers
+from tests.posterior.exact import two_layers
 from varprop.errors import PosteriorError, PosteriorMismatchError
 from varprop.posterior import Posterior
 
@@ -105,12 +104,6 @@ def test_layouts(name):
         assert torch.equal(pair.mean, getattr(bayesian[index], mu))
         assert (pair.std >= STD * 0.999).all()
         torch.testing.assert_close(pair.std, bayesian[index].std(getattr(bayesian[index], sigma)).detach())
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_propagation_agrees_with_the_draws_of_a_stand_in(name):
-    model, bayesian = two_layers(), stand_in(name)
-    assert_agrees(vp.propagate(model.eval(), Posterior.from_vi(model, bayesian))(inputs()), drawn(bayesian))
 
 
 def test_extreme_spreads_stay_finite():
