@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 import varprop as vp
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules import functions as ops
+from varprop.rules import functions
 
 aten = torch.ops.aten
 
@@ -241,7 +241,7 @@ def activation() -> Iterator[Case]:
         aten.silu.default,
         aten.softplus.default,
         aten.tanh.default,
-        ops.quick_gelu,
+        functions.quick_gelu,
     ):
         yield Case(op, (x,), **bounded)
     yield Case(aten.gelu.default, (x,), {"approximate": "tanh"}, **bounded, note="tanh")
@@ -303,17 +303,17 @@ def written_out() -> Iterator[Case]:
     def square(x: Any, c: Any) -> Any:
         return aten.mul.Tensor(x, aten.add.Tensor(x, c))
 
-    yield Case(ops.elementwise, (chain(tanh_gelu), x), samples=40_000, note="tanh-GELU")
-    yield Case(ops.elementwise, (chain(gated), x, c), samples=40_000, note="gated")
-    yield Case(ops.elementwise, (chain(affine), x, c, d), note="affine")
-    yield Case(ops.elementwise, (chain(itself_twice), x), note="x + 2x + x")
-    yield Case(ops.elementwise, (chain(square), x, c), samples=40_000, note="x (x + c)")
-    yield Case(ops.residual_linear, (s.random(2, 5), s.random(5, 5), s.random(5)))
-    yield Case(ops.residual_linear, (s.random(2, 5), s.constant(5, 5)), note="constant weight")
-    yield Case(ops.residual_linear, (s.constant(2, 5), s.random(5, 5), s.constant(5)), note="random weight")
-    yield Case(ops.residual_linear, (s.constant(2, 5), s.constant(5, 5), s.random(5)), note="random bias")
+    yield Case(functions.elementwise, (chain(tanh_gelu), x), samples=40_000, note="tanh-GELU")
+    yield Case(functions.elementwise, (chain(gated), x, c), samples=40_000, note="gated")
+    yield Case(functions.elementwise, (chain(affine), x, c, d), note="affine")
+    yield Case(functions.elementwise, (chain(itself_twice), x), note="x + 2x + x")
+    yield Case(functions.elementwise, (chain(square), x, c), samples=40_000, note="x (x + c)")
+    yield Case(functions.residual_linear, (s.random(2, 5), s.random(5, 5), s.random(5)))
+    yield Case(functions.residual_linear, (s.random(2, 5), s.constant(5, 5)), note="constant weight")
+    yield Case(functions.residual_linear, (s.constant(2, 5), s.random(5, 5), s.constant(5)), note="random weight")
+    yield Case(functions.residual_linear, (s.constant(2, 5), s.constant(5, 5), s.random(5)), note="random bias")
     # −x + x = 0 exactly: the diagonal of I + W vanishes.
-    yield Case(ops.residual_linear, (s.random(2, 3), -torch.eye(3, dtype=torch.float64)), note="cancelling")
+    yield Case(functions.residual_linear, (s.random(2, 3), -torch.eye(3, dtype=torch.float64)), note="cancelling")
 
 
 def normalization() -> Iterator[Case]:
@@ -353,9 +353,9 @@ def normalization() -> Iterator[Case]:
         (s.random(2, 3, 5), *per_channel, *running, False, 0.1, 1e-5, False),
         note="running statistics",
     )
-    yield Case(ops.rms_normalize, (x, (-1,), 1e-6), **loose)
-    yield Case(ops.rms_normalize, (wide, (2, 3), 1e-6), **loose, note="filter response norm")
-    yield Case(ops.standardize, (x, (-1,), 1e-5), **loose)
+    yield Case(functions.rms_normalize, (x, (-1,), 1e-6), **loose)
+    yield Case(functions.rms_normalize, (wide, (2, 3), 1e-6), **loose, note="filter response norm")
+    yield Case(functions.standardize, (x, (-1,), 1e-5), **loose)
     batch_norm = aten._native_batch_norm_legit_no_training.default
     yield Case(batch_norm, (s.random(2, 3, 2, 3), *per_channel, *running, 0.1, 1e-5))
     yield Case(batch_norm, (s.random(4, 3), None, None, *running, 0.1, 1e-3), note="no affine part")

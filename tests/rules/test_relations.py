@@ -12,7 +12,7 @@ from torch import Tensor, fx
 import varprop as vp
 from tests.rules.cases import Source
 from varprop.moments import Moments, is_random
-from varprop.rules import functions as ops
+from varprop.rules import functions
 
 aten = torch.ops.aten
 CVP, STREAMLINING = vp.CVP, vp.STREAMLINING
@@ -225,11 +225,11 @@ X = SOURCE.random(2, 6, 4, 5)
 def test_norms_agree(rules):
     over_all = apply(aten.layer_norm.default, X, [6, 4, 5], rules=rules)
     assert_equal(apply(aten.group_norm.default, X, 1, rules=rules), over_all)
-    assert_equal(apply(ops.standardize, X, (1, 2, 3), 1e-5, rules=rules), over_all)
+    assert_equal(apply(functions.standardize, X, (1, 2, 3), 1e-5, rules=rules), over_all)
     by_channel = apply(aten.instance_norm.default, X, None, None, None, None, True, 0.1, 1e-5, False, rules=rules)
     assert_equal(apply(aten.group_norm.default, X, 6, rules=rules), by_channel)
     rms = apply(aten.rms_norm.default, X, [4, 5], None, 1e-6, rules=rules)
-    assert_equal(apply(ops.rms_normalize, X, (2, 3), 1e-6, rules=rules), rms)
+    assert_equal(apply(functions.rms_normalize, X, (2, 3), 1e-6, rules=rules), rms)
 
 
 @pytest.mark.parametrize("rules", [CVP, STREAMLINING], ids=lambda rules: rules.name)
@@ -255,7 +255,7 @@ def test_centred_entries_have_the_variance_of_the_linear_map():
 
 def test_a_random_epsilon_counts_with_its_mean():
     eps = Moments(torch.tensor(0.25).double(), torch.tensor(0.1).double())
-    assert_equal(apply(ops.rms_normalize, X, (1,), eps), apply(ops.rms_normalize, X, (1,), 0.25))
+    assert_equal(apply(functions.rms_normalize, X, (1,), eps), apply(functions.rms_normalize, X, (1,), 0.25))
 
 
 # --- two ways of writing one function ------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_linear_layers_agree():
 def test_a_residual_around_a_linear_layer_is_a_linear_layer():
     x, weight, bias = SOURCE.random(3, 4), SOURCE.random(4, 4), SOURCE.random(4)
     shifted = Moments(weight.mean + torch.eye(4), weight.var)
-    assert_equal(apply(ops.residual_linear, x, weight, bias), apply(aten.linear.default, x, shifted, bias))
+    assert_equal(apply(functions.residual_linear, x, weight, bias), apply(aten.linear.default, x, shifted, bias))
 
 
 def test_averages_agree():
@@ -307,7 +307,7 @@ def test_glu_is_a_product_with_a_gate(rules):
     [
         # The accuracies that the rules' docstrings give for their variances.
         (aten.silu.default, lambda x: aten.mul.Tensor(x, aten.sigmoid.default(x)), 4e-4),
-        (ops.quick_gelu, lambda x: aten.mul.Tensor(x, aten.sigmoid.default(aten.mul.Tensor(x, 1.702))), 1e-3),
+        (functions.quick_gelu, lambda x: aten.mul.Tensor(x, aten.sigmoid.default(aten.mul.Tensor(x, 1.702))), 1e-3),
         (aten.square.default, lambda x: aten.mul.Tensor(x, x), 1e-9),
         (aten.tanh.default, lambda x: aten.tanh.default(aten.add.Tensor(x, 0.0)), 2e-4),
     ],
@@ -316,7 +316,7 @@ def test_glu_is_a_product_with_a_gate(rules):
 @pytest.mark.parametrize("rules", [CVP, STREAMLINING], ids=lambda rules: rules.name)
 def test_a_chain_is_the_function_it_writes_out(rules, op, written_out, rtol):
     x = Moments(torch.linspace(-2, 2, 9).double(), torch.linspace(0.1, 2, 9).double())
-    got = apply(ops.elementwise, fx.symbolic_trace(written_out), x, rules=rules)
+    got = apply(functions.elementwise, fx.symbolic_trace(written_out), x, rules=rules)
     assert_equal(got, apply(op, x, rules=rules), rtol=rtol)
 
 
@@ -325,7 +325,7 @@ def test_a_straight_chain_keeps_its_slope_beside_large_constants(rules):
     """1e-3 x + 1e4 in float32: the difference of two values would have one digit left."""
     body = fx.symbolic_trace(lambda x, c: aten.add.Tensor(aten.mul.Tensor(x, 1e-3), c))
     x = Moments(torch.ones(3), torch.full((3,), 4.0))
-    y = apply(ops.elementwise, body, x, torch.full((3,), 1e4), rules=rules)
+    y = apply(functions.elementwise, body, x, torch.full((3,), 1e4), rules=rules)
     torch.testing.assert_close(y.var, torch.full((3,), 4e-6))
 
 

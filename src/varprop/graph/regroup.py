@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from varprop.graph.export import Captured
-from varprop.rules import functions as ops
+from varprop.rules import functions
 from varprop.rules.derivative import AFFINE, DERIVATIVES
 
 aten = torch.ops.aten
@@ -78,7 +78,7 @@ def _norms(captured: Captured, reached: set[fx.Node]) -> None:
             continue
         x, dims, eps = found
         centred = _match_centred(x, dims)
-        target, source = (ops.standardize, centred) if centred is not None else (ops.rms_normalize, x)
+        target, source = (functions.standardize, centred) if centred is not None else (functions.rms_normalize, x)
         _replace(captured, node, target, (source, tuple(dims), eps))
 
 
@@ -181,7 +181,7 @@ def _residual_linear(captured: Captured, reached: set[fx.Node]) -> None:
                 and inner.args[0] is x
                 and x in reached
             ):
-                _replace(captured, node, ops.residual_linear, inner.args)
+                _replace(captured, node, functions.residual_linear, inner.args)
                 break
 
 
@@ -262,7 +262,7 @@ def _fuse(captured: Captured, node: fx.Node, source: dict[fx.Node, fx.Node]) -> 
     if known is not None:
         _replace(captured, node, known[0], (source[node],), known[1])
     elif _is_defined_everywhere(function, constants):
-        _replace(captured, node, ops.elementwise, (function, source[node], *constants))
+        _replace(captured, node, functions.elementwise, (function, source[node], *constants))
 
 
 def _recognise(function: fx.GraphModule) -> tuple[Any, dict[str, Any]] | None:
@@ -286,7 +286,7 @@ def _is_defined_everywhere(function: fx.GraphModule, constants: list[fx.Node]) -
 KNOWN: tuple[tuple[Any, dict[str, Any]], ...] = (
     (aten.gelu.default, {}),
     (aten.gelu.default, {"approximate": "tanh"}),
-    (ops.quick_gelu, {}),
+    (functions.quick_gelu, {}),
     (aten.silu.default, {}),
     (aten.sigmoid.default, {}),
     (aten.tanh.default, {}),

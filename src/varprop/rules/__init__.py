@@ -11,7 +11,7 @@ from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
 from varprop.rules.composite import COMPOSITE
 from varprop.rules.linear import LINEAR
-from varprop.rules.normalization import BATCH_NORM, NORMALIZATION
+from varprop.rules.normalization import NORMALIZATION, batch_norm
 from varprop.rules.pooling import MAX_POOLING, POOLING
 from varprop.rules.reduction import MAXIMA, REDUCTION
 from varprop.rules.ruleset import Rule, RuleSet, rule
@@ -22,7 +22,7 @@ CVP = RuleSet(
     LINEAR,
     ACTIVATION,
     NORMALIZATION,
-    BATCH_NORM,
+    batch_norm,
     ATTENTION,
     REDUCTION,
     MAXIMA,

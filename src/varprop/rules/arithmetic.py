@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.ruleset import Rule, RuleSet, rule
+from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
 
 
-def moments(mean: Tensor, var: Tensor) -> Moments:
+def expanded(mean: Tensor, var: Tensor) -> Moments:
     """Moments whose variance is broadcast to the shape of the mean."""
     return Moments(mean, var if var.shape == mean.shape else var.expand_as(mean))
 
@@ -29,32 +29,29 @@ def second_moment(x: Any) -> Any:
     return x.mean * x.mean + x.var if is_random(x) else x * x
 
 
-@rule(aten.add.Tensor, aten.add.Scalar)
+@rule(aten.add.Tensor, aten.add.Scalar, approximation=None)
 def add(x: Any, y: Any, alpha: float = 1) -> Any:
-    """y = x + αy. Variances add: Σ = Σx + α² Σy.
-
-    Exact. (For independent operands; coverage says where they share a source.)
-    """
+    """z = x + αy. Variances add: Σz = Σx + α² Σy. Exact."""
     mean = torch.add(mean_of(x), mean_of(y), alpha=alpha) if alpha != 1 else mean_of(x) + mean_of(y)
     parts = [x.var] if is_random(x) else []
     if is_random(y):
         parts.append(y.var if alpha == 1 else alpha * alpha * y.var)
-    return moments(mean, sum(parts[1:], parts[0])) if parts else mean
+    return expanded(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar)
+@rule(aten.sub.Tensor, aten.sub.Scalar, approximation=None)
 def subtract(x: Any, y: Any, alpha: float = 1) -> Any:
-    """y = x − αy. Exact. (For independent operands; coverage says where they share a source.)"""
+    """z = x − αy. Exact."""
     return add(x, y, alpha=-alpha)
 
 
-@rule(aten.rsub.Scalar, aten.rsub.Tensor)
+@rule(aten.rsub.Scalar, aten.rsub.Tensor, approximation=None)
 def reverse_subtract(x: Any, y: Any, alpha: float = 1) -> Any:
-    """y = y − αx. Exact. (For independent operands; coverage says where they share a source.)"""
+    """z = y − αx. Exact."""
     return add(y, x, alpha=-alpha)
 
 
-@rule(aten.neg.default)
+@rule(aten.neg.default, approximation=None)
 def negate(x: Moments) -> Moments:
     """y = −x. Exact."""
     return Moments(-x.mean, x.var)
@@ -63,50 +60,47 @@ def negate(x: Moments) -> Moments:
 def bilinear(op: Callable[..., Tensor], x: Any, y: Any) -> Any:
     """Any map that is linear in each of two independent arguments: products, matrix products, convolutions.
 
-    μ = op(μx, μy)        Σ = op(Σx, E[y²]) + op(μx², Σy)        (paper, eq. method_linear)
+    μz = op(μx, μy)        Σz = op(Σx, E[y²]) + op(μx², Σy)
     """
     mean = op(mean_of(x), mean_of(y))
     parts = [op(x.var, second_moment(y))] if is_random(x) else []
     if is_random(y):
         parts.append(op(mean_of(x) * mean_of(x), y.var))
-    return moments(mean, sum(parts[1:], parts[0])) if parts else mean
+    return expanded(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
-@rule(aten.mul.Tensor, aten.mul.Scalar)
+@rule(aten.mul.Tensor, aten.mul.Scalar, approximation=None)
 def multiply(x: Any, y: Any) -> Any:
-    """y = x·y: Σ = Σx E[y²] + μx² Σy.
-
-    Exact. (For independent operands; coverage says where they share a source.)
-    """
+    """z = x·y: Σz = Σx E[y²] + μx² Σy. Exact."""
     return bilinear(torch.mul, x, y)
 
 
-@rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
-def divide(x: Any, y: Any) -> Any:
-    """y = x/y: a constant divisor is a factor. Σ = (Σx + (μx/μy)² Σy)/μy²
+def _linearised_divisor(_: Any, y: Any) -> str | None:
+    return "the random divisor is linearised, error O(Σy/μy²)" if is_random(y) else None
 
-    Approximation: a random divisor is linearised, error O(Σy/μy²).
-    """
+
+@rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, approximation=_linearised_divisor)
+def divide(x: Any, y: Any) -> Any:
+    """z = x/y: a constant divisor is a factor. Σz = (Σx + (μx/μy)² Σy)/μy²"""
     if not is_random(y):
         return Moments(x.mean / y, x.var / (y * y))
     ratio = mean_of(x) / y.mean
     var = ratio * ratio * y.var
-    return moments(ratio, (var + x.var if is_random(x) else var) / (y.mean * y.mean))
+    return expanded(ratio, (var + x.var if is_random(x) else var) / (y.mean * y.mean))
 
 
-@rule(aten.addcmul.default)
+@rule(aten.addcmul.default, approximation=None)
 def add_product(x: Any, y: Any, z: Any, *, value: float = 1) -> Any:
-    """y = x + value·y·z. Exact. (For independent operands; coverage says where they share a source.)"""
+    """x + value·y·z. Exact."""
     return add(x, multiply(y, z), alpha=value)
 
 
-@rule(aten.lerp.Scalar)
+@rule(aten.lerp.Scalar, approximation=None)
 def interpolate_linearly(x: Any, y: Any, weight: float) -> Any:
-    """y = (1 − w) x + w y. Exact. (For independent operands; coverage says where they share a source.)"""
+    """(1 − w) x + w y. Exact."""
     return add(multiply(x, 1 - weight), multiply(y, weight))
 
 
-ARITHMETIC: RuleSet = RuleSet(
+ARITHMETIC = RuleSet(
     add, subtract, reverse_subtract, negate, multiply, divide, add_product, interpolate_linearly, name="arithmetic"
 )
-__all__ = ["ARITHMETIC", "Rule", "add", "as_moments", "bilinear", "moments", "multiply", "second_moment"]

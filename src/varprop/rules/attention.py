@@ -14,7 +14,14 @@ from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 aten = torch.ops.aten
 
 
-@rule(aten.scaled_dot_product_attention.default)
+MAP = "the attention map is computed from means and taken as fixed"
+
+
+def _fixed_map(query: Any, key: Any, value: Any, attn_mask: Any = None, *_: Any, **__: Any) -> str | None:
+    return MAP if any(map(is_random, (query, key, attn_mask))) else None
+
+
+@rule(aten.scaled_dot_product_attention.default, approximation=_fixed_map, mixes=True)
 def attention(
     query: Any,
     key: Any,
@@ -28,8 +35,7 @@ def attention(
 ) -> Any:
     """y = A V with A = softmax(QKᵀ·scale): μ = A μ_V, Σ = (A ⊙ A) Σ_V.
 
-    Approximation: A is computed from means and taken as fixed (paper, eq. method_attention_map), so
-    queries and keys need no variance.
+    A is computed from means, so queries and keys need no variance.
     """
     query, key, mask = mean_of(query), mean_of(key), mean_of(attn_mask)
     if not is_random(value):
@@ -59,32 +65,26 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _softmax_rule(op: Op) -> Rule:
-    @rule(op)
+    @rule(op, approximation="the variance is dropped, as for every attention map", mixes=True)
     def softmax(x: Moments, *args: Any, **kwargs: Any) -> Tensor:
-        """softmax(μ).
-
-        Approximation: the variance is dropped, as for every attention map (paper, eq. method_attention_map).
-        """
+        """softmax(μ)."""
         return op(x.mean, *args, **kwargs)
 
     return softmax
 
 
-@rule(aten.log_softmax.int)
+@rule(aten.log_softmax.int, approximation="linearised at the mean", mixes=True)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
-    """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j.
-
-    Approximation: linearised at the mean.
-    """
+    """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j."""
     mean = x.mean.log_softmax(dim, dtype=dtype)
     p, v = mean.exp(), x.var.to(mean.dtype)
     # (1 − p)² v + the rest of the sum keeps every term ≥ 0.
     return Moments(mean, (1 - p) ** 2 * v + ((p * p * v).sum(dim, keepdim=True) - p * p * v).clamp_min(0))
 
 
-@rule(aten.logsumexp.default)
+@rule(aten.logsumexp.default, approximation="linearised at the mean", mixes=True)
 def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
-    """log Σ exp x with p = softmax(μ): Σ = Σ_j p_j² v_j. Approximation: linearised at the mean."""
+    """log Σ exp x with p = softmax(μ): Σ = Σ_j p_j² v_j."""
     mean = x.mean.logsumexp(dim, keepdim=True)
     p = (x.mean - mean).exp()
     var = (p * p * x.var).sum(dim, keepdim=keepdim)

@@ -8,42 +8,47 @@ import torch
 from torch import Tensor, fx
 
 from varprop.moments import Moments, mean_of
-from varprop.rules import functions as ops
-from varprop.rules.arithmetic import add, moments, multiply
+from varprop.rules import functions
+from varprop.rules.arithmetic import add, expanded, multiply
 from varprop.rules.derivative import degree, differentiate
 from varprop.rules.linear import linear
 from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate
-from varprop.rules.ruleset import RuleSet, rule
+from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
 
-@rule(ops.residual_linear)
+@rule(functions.residual_linear, approximation=None, mixes=True)
 def residual_linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """y = x + W x + b: x is not independent of W x, so Σ is the linear layer's with the weight I + W. Exact."""
     identity = torch.eye(mean_of(weight).shape[0], dtype=mean_of(weight).dtype, device=mean_of(weight).device)
     return Moments(
-        ops.residual_linear(mean_of(x), mean_of(weight), mean_of(bias)),  # I + W would lose digits of a small W
+        functions.residual_linear(mean_of(x), mean_of(weight), mean_of(bias)),  # I + W would lose digits of a small W
         linear(x, add(weight, identity), bias).var,
     )
 
 
-@rule(ops.elementwise, scaled=True)
+@rule(functions.elementwise, approximation=None, scaled=True)
 def chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
-    """f(x), a chain of elementwise ops with one random input: E f and Var f by quadrature. Exact."""
+    """f(x), a chain of elementwise ops with one random input: E f and Var f by quadrature."""
     if degree(body) > 1:
         return integrate(lambda nodes: body(nodes, *constants), x)
     value, slope = differentiate(body, x.mean, *constants)
-    return moments(value, slope * slope * x.var)
+    return expanded(value, slope * slope * x.var)
 
 
-@rule(aten.glu.default, scaled=True)
-def glu(x: Moments, dim: int = -1) -> Moments:
-    """y = a σ(b), a and b the halves of x. Exact, to the accuracy of the sigmoid's moments. Exact."""
-    half = x.mean.shape[dim] // 2
-    values, gates = (Moments(*(part.narrow(dim, start, half) for part in x)) for start in (0, half))
-    return multiply(values, sigmoid(gates))
+def glu_rule(sigmoid: Rule) -> Rule:
+    """GLU's rule, as exact as the sigmoid's."""
+
+    @rule(aten.glu.default, approximation=sigmoid.approximation, mixes=True, scaled=True)
+    def glu(x: Moments, dim: int = -1) -> Moments:
+        """y = a σ(b), a and b the halves of x."""
+        half = x.mean.shape[dim] // 2
+        values, gates = (Moments(*(part.narrow(dim, start, half) for part in x)) for start in (0, half))
+        return multiply(values, sigmoid(gates))
+
+    return glu
 
 
-COMPOSITE = RuleSet(residual_linear, chain, glu, name="composite")
+COMPOSITE = RuleSet(residual_linear, chain, glu_rule(sigmoid), name="composite")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from varprop.moments import Moments
+from varprop.rules import functions
 from varprop.rules.ruleset import Op, Rule, rule
 
 aten = torch.ops.aten
@@ -28,6 +29,11 @@ def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 def _mish(x: Tensor) -> Tensor:
     gate = torch.tanh(torch.nn.functional.softplus(x))  # mish_backward has no derivative of its own
     return gate + x * torch.sigmoid(x) * (1 - gate * gate)
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    gate = torch.sigmoid(1.702 * x)
+    return gate * (1 + 1.702 * x * torch.sigmoid(-1.702 * x))
 
 
 def _power(x: Tensor, exponent: float) -> Tensor:
@@ -78,6 +84,7 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.square.default: lambda x: 2 * x,
     aten.tanh.default: lambda x: 1 - torch.tanh(x) ** 2,
     aten.threshold.default: lambda x, threshold, value: (x > threshold).to(x.dtype),
+    functions.quick_gelu: _quick_gelu,
 }
 
 
@@ -107,13 +114,16 @@ DERIVATIVES = UNARY | BINARY
 AFFINE = BINARY.keys() | {aten.neg.default}
 
 
-def tangent(op: Op, derivative: Callable[..., Tensor], *, scaled: bool) -> Rule:
+DELTA = "the Delta method, first order in the deviation"
+
+
+def tangent(op: Op, *, scaled: bool) -> Rule:
     """The Delta method as a rule for ``op``."""
 
-    @rule(op, scaled=scaled)
+    @rule(op, approximation=DELTA, scaled=scaled)
     def delta(x: Moments, *args: Any, **kwargs: Any) -> Moments:
-        """f(μ), f'(μ)² Σ (paper, eq. method_delta). Approximation: the Delta method, first order in the deviation."""
-        slope = derivative(x.mean, *args, **kwargs)
+        """f(μ), f'(μ)² Σ."""
+        slope = UNARY[op](x.mean, *args, **kwargs)
         return Moments(op(x.mean, *args, **kwargs), slope * slope * x.var)
 
     return delta

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from varprop.moments import Moments
+from varprop.rules.derivative import DELTA, SELU_ALPHA, SELU_SCALE, tangent
 from varprop.rules.normal import at_least, expm1, floored, pdf
 from varprop.rules.quadrature import integrate
-from varprop.rules.ruleset import rule
+from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
 
 
-@rule(aten.exp.default, scaled=True)
+@rule(aten.exp.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def exponential(x: Moments) -> Moments:
-    """eˣ is lognormal: mean = e^(μ + v/2), var = e^(2μ + 2v) (1 − e^(−v)). Saturates where torch overflows. Exact."""
+    """eˣ is lognormal: mean = e^(μ + v/2), var = e^(2μ + 2v) (1 − e^(−v)). Saturates where torch overflows."""
     largest = math.log(torch.finfo(x.mean.dtype).max) - 1
     return Moments(
         torch.exp((x.mean + 0.5 * x.var).clamp(max=largest)),
@@ -27,13 +29,13 @@ def exponential(x: Moments) -> Moments:
     )
 
 
-@rule(aten.elu.default, scaled=True)
+@rule(aten.elu.default, approximation=None, scaled=True)
 @at_least(torch.float64)
 def elu(x: Moments, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Moments:
     """scale·x for x > 0, scale·α (e^(cx) − 1) below, c = input_scale.
 
     var = E[(f − E f)²; x > 0] + E[(f − E f)²; x < 0], from E[e^(cx); x < 0] and E[e^(2cx); x < 0]. In float64, because
-    the terms of the second cancel. Exact.
+    the terms of the second cancel.
     """
     raised = floored(x.var)
     std = raised.sqrt()
@@ -59,24 +61,21 @@ def _exponential_below(mean: Tensor, var: Tensor, rate: float) -> Tensor:
     return 0.5 * torch.where(edge < 0, inner, outer)
 
 
-@rule(aten.celu.default, scaled=True)
+@rule(aten.celu.default, approximation=None, scaled=True)
 def celu(x: Moments, alpha: float = 1.0) -> Moments:
-    """x for x > 0, α (e^(x/α) − 1) below. Exact."""
+    """x for x > 0, α (e^(x/α) − 1) below."""
     return elu(x, alpha, 1.0, 1 / alpha)
 
 
-@rule(aten.selu.default, scaled=True)
+@rule(aten.selu.default, approximation=None, scaled=True)
 def selu(x: Moments) -> Moments:
-    """ELU with the self-normalising α and scale. Exact."""
-    return elu(x, 1.6732632423543772, 1.0507009873554805)
+    """ELU with the self-normalising α and scale."""
+    return elu(x, SELU_ALPHA, SELU_SCALE)
 
 
-@rule(aten.mish.default, scaled=True)
+@rule(aten.mish.default, approximation=None, scaled=True)
 def mish(x: Moments) -> Moments:
-    """x tanh(log(1 + eˣ)), by 128 nodes in float64.
-
-    Exact. Computed to within 1e-4 of the variance (relative).
-    """
+    """x tanh(log(1 + eˣ)), by 128 nodes in float64. Computed to within 1e-4 of the variance (relative)."""
     return integrate(torch.nn.functional.mish, x)
 
 
@@ -84,14 +83,14 @@ LEGENDRE = zip(*np.polynomial.legendre.leggauss(6), strict=True)
 ERF_RULE = tuple((0.5 + 0.5 * float(t), 0.5 * float(weight)) for t, weight in LEGENDRE)
 
 
-@rule(aten.erf.default, scaled=True)
+@rule(aten.erf.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def erf(x: Moments) -> Moments:
     """erf(x). mean = erf(h), h² = μ²/(1 + 2v).
 
     var = ∫₀ᵛ E[f'(X) f'(X_r)] dr, Cov[X, X_r] = r   (Price's theorem)
         = (4S/π) ∫₀¹ exp(−2h² (1+s²)/(1+s)²)/(1+s²) dt, s = St, S = 4v/(1 + √(1+4v))²
-    Exact. Computed to within 1e-5 of the variance (relative).
+    Computed to within 1e-5 of the variance (relative).
     """
     h = x.mean * torch.rsqrt(1 + 2 * x.var)
     reach = 4 * x.var / (1 + (1 + 4 * x.var).sqrt()).square()
@@ -103,17 +102,17 @@ def erf(x: Moments) -> Moments:
     return Moments(torch.erf(h), (4 / math.pi) * reach * total)
 
 
-@rule(aten.sin.default, scaled=True)
+@rule(aten.sin.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def sine(x: Moments) -> Moments:
-    """sin x. With q = e^(−v): mean = √q sin μ, var = (1 − q) [(1 − q)/2 + q cos² μ]. Exact."""
+    """sin x. With q = e^(−v): mean = √q sin μ, var = (1 − q) [(1 − q)/2 + q cos² μ]."""
     return _wave(x, torch.sin(x.mean), torch.cos(x.mean))
 
 
-@rule(aten.cos.default, scaled=True)
+@rule(aten.cos.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def cosine(x: Moments) -> Moments:
-    """cos x. With q = e^(−v): mean = √q cos μ, var = (1 − q) [(1 − q)/2 + q sin² μ]. Exact."""
+    """cos x. With q = e^(−v): mean = √q cos μ, var = (1 − q) [(1 − q)/2 + q sin² μ]."""
     return _wave(x, torch.cos(x.mean), torch.sin(x.mean))
 
 
@@ -122,15 +121,20 @@ def _wave(x: Moments, value: Tensor, slope: Tensor) -> Moments:
     return Moments(torch.exp(-0.5 * x.var) * value, lost * (0.5 * lost + (1 - lost) * slope.square()))
 
 
-@rule(aten.pow.Tensor_Scalar, scaled=True)
+def _is_natural(exponent: float) -> bool:
+    return exponent >= 0 and exponent == int(exponent)
+
+
+def _linearised_power(_: Any, exponent: float) -> str | None:
+    return None if _is_natural(exponent) else f"{DELTA}: the moments of such a power do not exist"
+
+
+@rule(aten.pow.Tensor_Scalar, approximation=_linearised_power, scaled=True)
 @at_least(torch.float32)
 def power(x: Moments, exponent: float) -> Moments:
-    """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares.
-
-    Approximation: none for these; any other exponent is linearised, because the exact moments do not exist.
-    """
-    if exponent < 0 or exponent != int(exponent):
-        return _tangent(x, x.mean**exponent, exponent * x.mean ** (exponent - 1))
+    """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares. Any other is linearised."""
+    if not _is_natural(exponent):
+        return tangent(aten.pow.Tensor_Scalar, scaled=True)(x, exponent)
     n = int(exponent)
     var = torch.zeros_like(x.mean)
     for k in range(1, n + 1):
@@ -147,12 +151,26 @@ def _raw_moment(x: Moments, n: int) -> Tensor:
     return total
 
 
-@rule(aten.square.default, scaled=True)
+@rule(aten.square.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def square(x: Moments) -> Moments:
-    """x². mean = μ² + v, var = 2v (2μ² + v). Exact."""
+    """x². mean = μ² + v, var = 2v (2μ² + v)."""
     return Moments(x.mean.square() + x.var, 2 * x.var * (2 * x.mean.square() + x.var))
 
 
-def _tangent(x: Moments, value: Tensor, slope: Tensor) -> Moments:
-    return Moments(value, slope.square() * x.var)
+ELEMENTARY = RuleSet(
+    exponential,
+    elu,
+    celu,
+    selu,
+    mish,
+    erf,
+    sine,
+    cosine,
+    power,
+    square,
+    *(
+        tangent(op, scaled=False)
+        for op in (aten.log.default, aten.log1p.default, aten.reciprocal.default, aten.rsqrt.default, aten.sqrt.default)
+    ),
+)

@@ -24,7 +24,7 @@ GELU_RULE = (
 )
 
 
-@rule(aten.gelu.default, scaled=True)
+@rule(aten.gelu.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def gelu(x: Moments, *, approximate: str = "none") -> Moments:
     """x Φ(x), or its tanh form x σ(√(8/π)(x + 0.044715x³)).
@@ -34,7 +34,7 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
         = v (Φ(h) + (h/D²) φ(h))² + (v/2π) ((1−U)/(1+U)) ∫₀¹ (1−t) (u+U) e^(−gh²) [A² + 2B(B + 2gh²)/D⁴] dt
     where U² = 1/(1+2v), u = 1 − (1−U)t, u² = (1−ρ)/(1+ρ) for ρ = rv/D², g = (1+u²)/2, B = (1/u²−1)/2 and
     A = 1/g + (B + 1 − gh²)/D².
-    Exact. Computed to within 2e-4 of the variance (relative), of the tanh form within 5e-4.
+    Computed to within 2e-4 of the variance (relative), of the tanh form within 5e-4.
     """
     if approximate == "tanh":
         return by_width(x, WIDE, _narrow_tanh, lambda x: ramp_and_remainder(x, TANH_REMAINDER))
@@ -61,8 +61,8 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
     return Moments(mean * cdf + var * root * density, var * (slope.square() + ratio * curvature / (2 * math.pi)))
 
 
-LINEAR = math.sqrt(8 / math.pi)
-CUBIC = 0.044715 * LINEAR
+SLOPE = math.sqrt(8 / math.pi)
+CUBIC = 0.044715 * SLOPE
 WIDE = 0.5
 
 # (z, weight) of ±z, fitted to the largest error over |μ| ≤ 10, v ≤ 0.5: variance within 3e-4 (relative), mean 6e-6.
@@ -74,7 +74,7 @@ TANH_RULE = (
 )
 # (t, weight) on the half-line, likewise for 0.5 ≤ v ≤ 140: variance within 1.3e-4 (relative), mean 3e-6.
 TANH_REMAINDER = nodes(
-    lambda t: -t / (1 + math.exp(LINEAR * t + CUBIC * t**3)),
+    lambda t: -t / (1 + math.exp(SLOPE * t + CUBIC * t**3)),
     (
         (0.215664151, 0.34736259),
         (0.66368375, 0.531799099),
@@ -96,9 +96,9 @@ def _narrow_tanh(x: Moments) -> Moments:
     mean = x.mean - 2 * positive * x.mean
     raised = floored(x.var)
     std = raised.sqrt()
-    gate = torch.sigmoid(mean * (LINEAR + CUBIC * mean.square()))
+    gate = torch.sigmoid(mean * (SLOPE + CUBIC * mean.square()))
     slope = gate * (1 - gate)
-    linear, quadratic = LINEAR + 3 * CUBIC * mean.square(), 3 * CUBIC * mean
+    linear, quadratic = SLOPE + 3 * CUBIC * mean.square(), 3 * CUBIC * mean
     shift = square = torch.zeros_like(mean)
     for z, weight in [(sign * z, weight) for z, weight in TANH_RULE for sign in (1, -1)]:
         d = z * std

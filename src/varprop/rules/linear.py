@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.arithmetic import add, as_moments, bilinear, moments, multiply, second_moment
+from varprop.rules.arithmetic import add, as_moments, bilinear, expanded, multiply, second_moment
 from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -27,13 +27,13 @@ def affine(op: Callable[..., Tensor], x: Any, weight: Any, bias: Any = None) -> 
     return add(op(x, weight, None), bias)  # only the bias is random
 
 
-@rule(aten.linear.default)
+@rule(aten.linear.default, approximation=None, mixes=True)
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """y = W x + b: Σ = E[W²] Σx + Σ_W μx² + Σ_b (paper, eq. method_linear). Exact."""
+    """y = W x + b: Σ = E[W²] Σx + Σ_W μx² + Σ_b. Exact."""
     return affine(torch.nn.functional.linear, x, weight, bias)
 
 
-@rule(aten.addmm.default, aten.baddbmm.default)
+@rule(aten.addmm.default, aten.baddbmm.default, approximation=None, mixes=True)
 def add_matmul(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """y = βb + α x W. Exact."""
     product = bilinear(torch.matmul, x, weight)
@@ -41,9 +41,9 @@ def add_matmul(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float 
 
 
 def _convolution(op: Callable[..., Tensor]) -> Rule:
-    @rule(op)
+    @rule(op, approximation=None, mixes=True)
     def convolution(x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """y = W ∗ x + b: the linear layer's rule, with shared weights treated as in the paper. Exact."""
+        """y = W ∗ x + b: the linear layer's rule. Exact."""
         if bias is None or not is_random(bias) or is_random(x) or is_random(weight):
             return affine(lambda x, w, b: op(x, w, b, *args, **kwargs), x, weight, bias)
         channels = (-1, *[1] * (weight.ndim - 2))
@@ -54,23 +54,17 @@ def _convolution(op: Callable[..., Tensor]) -> Rule:
 
 
 def _bilinear(op: Callable[..., Tensor]) -> Rule:
-    @rule(op)
+    @rule(op, approximation=None, mixes=True)
     def product(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
-        """Σ_k x_k y_k: Σ = op(Σx, E[y²]) + op(μx², Σy).
-
-        Exact. (For independent operands; coverage says where they share a source.)
-        """
+        """z = Σ_k x_k y_k: Σz = op(Σx, E[y²]) + op(μx², Σy). Exact."""
         return bilinear(lambda x, y: op(x, y, *args, **kwargs), x, y)
 
     return product
 
 
-@rule(aten.bilinear.default)
+@rule(aten.bilinear.default, approximation=None, mixes=True)
 def bilinear_layer(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
-    """y_k = xᵀ W_k y + b_k: Σ = E[x²]ᵀ Σ_W E[y²] + Σxᵀ μ_W² Σy + Σxᵀ (μ_W μy)² + (μxᵀ μ_W)² Σy + Σ_b.
-
-    Exact. (For independent operands; coverage says where they share a source.)
-    """
+    """z_k = xᵀ W_k y + b_k: Σz = E[x²]ᵀ Σ_W E[y²] + Σxᵀ μ_W² Σy + Σxᵀ (μ_W μy)² + (μxᵀ μ_W)² Σy + Σ_b. Exact."""
     x, y, weight = map(as_moments, (x, y, weight))
 
     def form(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
@@ -88,15 +82,12 @@ def bilinear_layer(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
     return summed if bias is None else add(summed, bias)
 
 
-@rule(aten.einsum.default)
+@rule(aten.einsum.default, approximation=None, mixes=True)
 def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
-    """A sum of products of one or two tensors.
-
-    Exact. (For independent operands; coverage says where they share a source.)
-    """
+    """A sum of products of one or two tensors. Exact."""
     if len(operands) == 1:
         x = operands[0]
-        return moments(torch.einsum(equation, x.mean), torch.einsum(equation, x.var))
+        return expanded(torch.einsum(equation, x.mean), torch.einsum(equation, x.var))
     if len(operands) == 2 and _adds_each_entry_once(equation):
         return bilinear(lambda x, y: torch.einsum(equation, x, y), *operands)
     return NotImplemented

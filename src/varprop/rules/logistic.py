@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules import functions as ops
+from varprop.rules import functions
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder, step_and_remainder
 from varprop.rules.normal import at_least, floored
-from varprop.rules.ruleset import rule
+from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
 
@@ -129,24 +129,18 @@ def _logistic(x: Moments) -> Moments:
     return by_width(x, WIDE, narrow, wide)
 
 
-@rule(aten.sigmoid.default, scaled=True)
+@rule(aten.sigmoid.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def sigmoid(x: Moments) -> Moments:
-    """σ(x) = 1/(1 + e⁻ˣ), by quadrature.
-
-    Exact. Computed to within 2e-4 of the variance (relative).
-    """
+    """σ(x) = 1/(1 + e⁻ˣ), by quadrature. Computed to within 2e-4 of the variance (relative)."""
     y = _logistic(x)
     return Moments(_gates(x.mean)[0] + y.mean, y.var)
 
 
-@rule(aten.tanh.default, scaled=True)
+@rule(aten.tanh.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def tanh(x: Moments) -> Moments:
-    """tanh(x) = 2σ(2x) − 1, by quadrature.
-
-    Exact. Computed to within 4e-4 of the variance (relative).
-    """
+    """tanh(x) = 2σ(2x) − 1, by quadrature. Computed to within 4e-4 of the variance (relative)."""
     y = _logistic(_scale(x, 2.0))
     return Moments(torch.tanh(x.mean) + 2 * y.mean, 4 * y.var)
 
@@ -170,23 +164,17 @@ def _silu(x: Moments) -> Moments:
     return by_width(x, WIDE, narrow, lambda x: ramp_and_remainder(x, SILU_REMAINDER))
 
 
-@rule(aten.silu.default, scaled=True)
+@rule(aten.silu.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def silu(x: Moments) -> Moments:
-    """x σ(x), by quadrature.
-
-    Exact. Computed to within 3e-4 of the variance (relative).
-    """
+    """x σ(x), by quadrature. Computed to within 3e-4 of the variance (relative)."""
     return _silu(x)
 
 
-@rule(ops.quick_gelu, scaled=True)
+@rule(functions.quick_gelu, approximation=None, scaled=True)
 @at_least(torch.float32)
-def quick_gelu_moments(x: Moments) -> Moments:
-    """x σ(1.702x) = silu(1.702x)/1.702, by quadrature.
-
-    Exact. Computed to within 3e-4 of the variance (relative).
-    """
+def quick_gelu(x: Moments) -> Moments:
+    """x σ(1.702x) = silu(1.702x)/1.702, by quadrature. Computed to within 3e-4 of the variance (relative)."""
     return _scale(_silu(_scale(x, 1.702)), 1 / 1.702)
 
 
@@ -209,22 +197,22 @@ def _softplus(x: Moments) -> Moments:
     return by_width(x, WIDE, narrow, lambda x: ramp_and_remainder(x, SOFTPLUS_REMAINDER))
 
 
-@rule(aten.softplus.default, scaled=True)
+@rule(aten.softplus.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     """log(1 + e^βx)/β, by quadrature.
 
-    Exact. Computed to within 2e-4 of the variance (relative); torch's straight line past ``threshold`` is not modelled.
+    Computed to within 2e-4 of the variance (relative); torch's straight line past ``threshold`` is not modelled.
     """
     return _scale(_softplus(_scale(x, beta)), 1 / beta)
 
 
-@rule(aten.log_sigmoid.default, scaled=True)
+@rule(aten.log_sigmoid.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def log_sigmoid(x: Moments) -> Moments:
-    """log σ(x) = −softplus(−x), by quadrature.
-
-    Exact. Computed to within 2e-4 of the variance (relative).
-    """
+    """log σ(x) = −softplus(−x), by quadrature. Computed to within 2e-4 of the variance (relative)."""
     y = _softplus(Moments(-x.mean, x.var))
     return Moments(-y.mean, y.var)
+
+
+LOGISTIC = RuleSet(sigmoid, tanh, silu, quick_gelu, softplus, log_sigmoid)

@@ -14,15 +14,15 @@ from torch import Tensor
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules.normal import at_least, distance, floored, pdf, ramp, rectified, tail
-from varprop.rules.ruleset import rule
+from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
 
 
-@rule(aten.relu.default, scaled=True)
+@rule(aten.relu.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def relu(x: Moments) -> Moments:
-    """max(x, 0). With a = μ/√v, s(a) = φ(a) + aΦ(a): mean = √v s(a), var = v [Φ(a) − s(a)s(−a)]. Exact."""
+    """max(x, 0). With a = μ/√v, s(a) = φ(a) + aΦ(a): mean = √v s(a), var = v [Φ(a) − s(a)s(−a)]."""
     y = rectified(x)
     return Moments(y.mean, y.var.clamp(min=0))
 
@@ -41,23 +41,23 @@ def _rectify(x: Moments, slope: Any, slope_var: Any = 0.0) -> Moments:
     return Moments(mean, (x.var * spread + slope_var * square).clamp(min=0))
 
 
-@rule(aten.leaky_relu.default, scaled=True)
+@rule(aten.leaky_relu.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def leaky_relu(x: Moments, negative_slope: float = 0.01) -> Moments:
-    """x for x > 0, slope·x below. var = v [Φ(a) + slope² Φ(−a) − (1 − slope)² s(a)s(−a)], see relu. Exact."""
+    """x for x > 0, slope·x below. var = v [Φ(a) + slope² Φ(−a) − (1 − slope)² s(a)s(−a)], see relu."""
     return _rectify(x, negative_slope)
 
 
-@rule(aten.abs.default, scaled=True)
+@rule(aten.abs.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def absolute(x: Moments) -> Moments:
-    """|x|, a leaky ReLU of slope −1. Exact."""
+    """|x|, a leaky ReLU of slope −1."""
     return _rectify(x, -1.0)
 
 
-@rule(aten.prelu.default, scaled=True)
+@rule(aten.prelu.default, approximation=None, scaled=True)
 def prelu(x: Any, weight: Any) -> Moments:
-    """x for x > 0, w·x below, w per channel: leaky_relu's rule, plus Var[w] E[(x⁻)²] where w is random. Exact."""
+    """x for x > 0, w·x below, w per channel: leaky_relu's rule, plus Var[w] E[(x⁻)²] where w is random."""
     if not is_random(x):
         x = Moments(x, torch.zeros_like(x))
     channels = (-1, *[1] * (x.mean.ndim - 2)) if x.mean.ndim > 1 else ()
@@ -99,9 +99,9 @@ def _around(mean: Tensor, std: Tensor, c0: float, c1: float = 0.0, c2: float = 0
     return c0 + mean * (c1 + c2 * mean), (c1 + 2 * c2 * mean) * std, c2 * std.square()
 
 
-@rule(aten.clamp.default, scaled=True)
+@rule(aten.clamp.default, approximation=None, scaled=True)
 def clamp(x: Moments, min: float | None = None, max: float | None = None) -> Moments:
-    """min(max(x, lower), upper), either of which may be missing. Exact."""
+    """min(max(x, lower), upper), either of which may be missing."""
     if max is None:
         return clamp_min(x, min)
     if min is None:
@@ -110,49 +110,49 @@ def clamp(x: Moments, min: float | None = None, max: float | None = None) -> Mom
     return piecewise(x, x.mean.clamp(min, max), (lower, max), ((lower,), (0.0, 1.0), (max,)))
 
 
-@rule(aten.clamp_min.default, scaled=True)
+@rule(aten.clamp_min.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def clamp_min(x: Moments, min: float) -> Moments:
-    """max(x, lower) = lower + relu(x − lower). Exact."""
+    """max(x, lower) = lower + relu(x − lower)."""
     y = relu(Moments(x.mean - min, x.var))
     return Moments(y.mean + min, y.var)
 
 
-@rule(aten.clamp_max.default, scaled=True)
+@rule(aten.clamp_max.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def clamp_max(x: Moments, max: float) -> Moments:
-    """min(x, upper) = upper − relu(upper − x). Exact."""
+    """min(x, upper) = upper − relu(upper − x)."""
     y = relu(Moments(max - x.mean, x.var))
     return Moments(max - y.mean, y.var)
 
 
-@rule(aten.hardtanh.default, scaled=True)
+@rule(aten.hardtanh.default, approximation=None, scaled=True)
 def hardtanh(x: Moments, min_val: float = -1, max_val: float = 1) -> Moments:
-    """clamp(x, −1, 1), or other bounds. Exact."""
+    """clamp(x, −1, 1), or other bounds."""
     return clamp(x, min_val, max_val)
 
 
-@rule(aten.relu6.default, scaled=True)
+@rule(aten.relu6.default, approximation=None, scaled=True)
 def relu6(x: Moments) -> Moments:
-    """clamp(x, 0, 6). Exact."""
+    """clamp(x, 0, 6)."""
     return clamp(x, 0.0, 6.0)
 
 
-@rule(aten.hardsigmoid.default, scaled=True)
+@rule(aten.hardsigmoid.default, approximation=None, scaled=True)
 def hardsigmoid(x: Moments) -> Moments:
-    """clamp(x/6 + 1/2, 0, 1). Exact."""
+    """clamp(x/6 + 1/2, 0, 1)."""
     return piecewise(x, F.hardsigmoid(x.mean), (-3.0, 3.0), ((0.0,), (0.5, 1 / 6), (1.0,)))
 
 
-@rule(aten.hardswish.default, scaled=True)
+@rule(aten.hardswish.default, approximation=None, scaled=True)
 def hardswish(x: Moments) -> Moments:
-    """x · clamp(x/6 + 1/2, 0, 1). Exact."""
+    """x · clamp(x/6 + 1/2, 0, 1)."""
     return piecewise(x, F.hardswish(x.mean), (-3.0, 3.0), ((0.0,), (0.0, 0.5, 1 / 6), (0.0, 1.0)))
 
 
-@rule(aten.threshold.default, scaled=True)
+@rule(aten.threshold.default, approximation=None, scaled=True)
 def threshold(x: Moments, threshold: float, value: float) -> Moments:
-    """x above the threshold, a constant below. Exact."""
+    """x above the threshold, a constant below."""
     return piecewise(x, F.threshold(x.mean, threshold, value), (threshold,), ((value,), (0.0, 1.0)))
 
 
@@ -166,18 +166,36 @@ def _step(x: Moments, value: Tensor) -> Moments:
     )
 
 
-@rule(aten.heaviside.default, scaled=True)
+@rule(aten.heaviside.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def heaviside(x: Moments, values: Tensor) -> Moments:
-    """1 for x > 0, 0 below; mean Φ(μ/√v), var Φ(μ/√v) Φ(−μ/√v). Exact."""
+    """1 for x > 0, 0 below; mean Φ(μ/√v), var Φ(μ/√v) Φ(−μ/√v)."""
     if is_random(values):
         raise RuleError("heaviside: the value at 0 cannot be random")
     return _step(x, torch.heaviside(x.mean.detach(), values.to(x.mean.dtype)))
 
 
-@rule(aten.sign.default, scaled=True)
+@rule(aten.sign.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def sign(x: Moments) -> Moments:
-    """±1: twice the step, less 1. Exact."""
+    """±1: twice the step, less 1."""
     y = _step(x, 0.5 + 0.5 * torch.sign(x.mean))
     return Moments(2 * y.mean - 1, 4 * y.var)
+
+
+PIECEWISE = RuleSet(
+    relu,
+    leaky_relu,
+    absolute,
+    prelu,
+    clamp,
+    clamp_min,
+    clamp_max,
+    hardtanh,
+    relu6,
+    hardsigmoid,
+    hardswish,
+    threshold,
+    heaviside,
+    sign,
+)

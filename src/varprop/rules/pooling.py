@@ -21,7 +21,7 @@ def _tuple(value: Any, rank: int) -> tuple[int, ...]:
 
 
 def _average_pool(op: Callable[..., Tensor], counted: Callable[..., Tensor], rank: int) -> Rule:
-    @rule(op)
+    @rule(op, approximation=None, mixes=True)
     def average_pool(x: Moments, kernel: Any, stride: Any = (), *args: Any, **kwargs: Any) -> Moments:
         """Means of windows: Σ = (1/n²) Σ v, n as the op counts it at the border. Exact."""
         ones = torch.ones_like(x.mean[:1, :1] if x.mean.ndim == rank + 2 else x.mean[:1])
@@ -50,7 +50,7 @@ def _count3d(ones: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil
 
 
 def _adaptive_average_pool(op: Callable[..., Tensor], rank: int) -> Rule:
-    @rule(op)
+    @rule(op, approximation=None, mixes=True)
     def adaptive_average_pool(x: Moments, output_size: Any) -> Moments:
         """Means of windows of varying size: Σ = (1/n²) Σ v. Exact."""
         var = op(x.var, output_size)
@@ -65,9 +65,9 @@ def _adaptive_average_pool(op: Callable[..., Tensor], rank: int) -> Rule:
 
 
 def _max_pool(op: Callable[..., Any], with_indices: Callable[..., tuple[Tensor, Tensor]], rank: int) -> Rule:
-    @rule(op)
+    @rule(op, approximation="entries of a window are taken to move together", mixes=True)
     def max_pool(x: Moments, *args: Any) -> Any:
-        """The largest mean of each window, with its variance. Approximation: entries of a window move together.
+        """The largest mean of each window, with its variance, as if entries of a window moved together.
 
         After a convolution they nearly do, because they share the noise of its weights. As maxima of independent
         Gaussians their means would come out far too high.
@@ -80,7 +80,7 @@ def _max_pool(op: Callable[..., Any], with_indices: Callable[..., tuple[Tensor, 
 
 
 def _interpolation(op: Callable[..., Tensor]) -> Rule:
-    @rule(op)
+    @rule(op, approximation=None, mixes=True)
     def interpolate(x: Moments, *args: Any) -> Moments:
         """Weighted means of neighbours, along rows and columns: Σ takes the squared weights. Exact."""
         height, width = x.mean.shape[-2:]

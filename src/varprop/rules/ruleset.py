@@ -13,6 +13,12 @@ from varprop.errors import RuleError
 Op = Callable[..., Any]
 
 
+Approximation = str | Callable[..., str | None] | None
+"""What a rule neglects; ``None`` if it is exact. A function decides for the arguments of a call."""
+
+UNSTATED = "the rule does not say how exact it is"
+
+
 @dataclass(frozen=True)
 class Rule:
     """How one or several ops act on moments.
@@ -20,50 +26,39 @@ class Rule:
     ``function`` has the op's own signature; each tensor argument may be a ``Moments`` or a plain,
     deterministic tensor, and at least one is a ``Moments``. It returns ``Moments``, or a plain
     tensor where the op's result carries no variance.
-    ``scaled`` says that a calibration scale sits on the variance of the op's first argument.
     """
 
     ops: tuple[Op, ...]
     function: Callable[..., Any]
+    approximation: Approximation = UNSTATED
+    """What is neglected for independent Gaussian arguments, ``None`` if nothing is: see ``neglects``."""
+    mixes: bool = False
+    """Does each entry of the result combine several entries of one argument, as sums and matrix products do?"""
     scaled: bool = False
+    """Does a calibration scale sit on the variance of the op's first argument?"""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def neglects(self, *args: Any, **kwargs: Any) -> str | None:
+        """What the rule neglects in this call; ``None`` if it is exact."""
+        return self.approximation(*args, **kwargs) if callable(self.approximation) else self.approximation
 
     @property
     def name(self) -> str:
         return inspect.unwrap(_plain(self.function)).__name__
 
-    @property
-    def doc(self) -> str:
-        """The docstring: what the op computes, the maths, and how exact it is."""
-        return inspect.getdoc(_plain(self.function)) or ""
 
-    @property
-    def summary(self) -> str:
-        """The first line of the docstring."""
-        return self.doc.partition("\n")[0]
+def rule(
+    *ops: Op, approximation: Approximation = UNSTATED, mixes: bool = False, scaled: bool = False
+) -> Callable[[Callable[..., Any]], Rule]:
+    """Make a function the rule of one or several ops: ``@rule(aten.relu.default, approximation=None)``.
 
-    @property
-    def approximation(self) -> str | None:
-        """What the docstring admits after ``Approximation:``; ``None`` for a rule that says ``Exact.``"""
-        if "Approximation:" in self.doc:
-            return " ".join(self.doc.partition("Approximation:")[2].split())
-        return None if "Exact." in self.doc else "the rule does not say how exact it is"
-
-
-def rule(*ops: Op, scaled: bool = False) -> Callable[[Callable[..., Any]], Rule]:
-    """Make a function the rule of one or several ops: ``@rule(aten.relu.default)``.
-
-    Nothing is registered anywhere: add the result to a rule set with ``CVP | my_rule``.
+    Nothing is registered anywhere: add the result to a rule set with ``CVP | my_rule``. See ``Rule`` for the options.
     """
     if not ops or not all(callable(op) for op in ops):
         raise RuleError("rule() takes the ops it is for, e.g. @rule(torch.ops.aten.relu.default)")
-
-    def decorate(function: Callable[..., Any]) -> Rule:
-        return Rule(ops, function, scaled)
-
-    return decorate
+    return lambda function: Rule(ops, function, approximation, mixes, scaled)
 
 
 class RuleSet(Mapping[Op, Rule]):

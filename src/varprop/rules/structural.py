@@ -13,6 +13,8 @@ from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
+DECIDED = "decided at the mean: the variance ends here"
+
 
 def mean_args(value: Any) -> Any:
     """The same arguments with every random tensor replaced by its mean."""
@@ -47,7 +49,7 @@ def structural(*ops: Op, run: Callable[..., Any] | None = None) -> RuleSet:
     """Declare ops structural. ``run`` stands in for an op that relies on the strides of its input."""
 
     def declare(op: Op) -> Rule:
-        @rule(op)
+        @rule(op, approximation=None)
         def rearrange(*args: Any, **kwargs: Any) -> Any:
             """Entries move, mean and variance alike. Exact."""
             function = run or op
@@ -58,15 +60,23 @@ def structural(*ops: Op, run: Callable[..., Any] | None = None) -> RuleSet:
     return RuleSet(*map(declare, ops))
 
 
-@rule(aten._to_copy.default, aten.to.dtype, aten.type_as.default)
+def _target_dtype(x: Any, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.dtype:
+    target = mean_of(args[0]) if args else dtype
+    return target.dtype if isinstance(target, Tensor) else target or mean_of(x).dtype
+
+
+def _rounding(*args: Any, **kwargs: Any) -> str | None:
+    return None if _target_dtype(*args, **kwargs).is_floating_point else DECIDED
+
+
+@rule(aten._to_copy.default, aten.to.dtype, aten.type_as.default, approximation=_rounding)
 def cast(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A change of dtype. Exact. Casting to integers stops the variance."""
-    target = mean_of(args[0]) if args else kwargs.get("dtype")
-    mean = mean_of(x).to(target.dtype if isinstance(target, Tensor) else target or mean_of(x).dtype)
+    """A change of dtype. Casting to integers stops the variance."""
+    mean = mean_of(x).to(_target_dtype(x, *args, **kwargs))
     return Moments(mean, x.var.to(mean.dtype)) if is_random(x) and mean.is_floating_point() else mean
 
 
-@rule(aten.copy.default, aten.fill.Tensor)
+@rule(aten.copy.default, aten.fill.Tensor, approximation=None)
 def copy(x: Any, source: Any, *_: Any) -> Any:
     """The entries of ``source`` in the shape and dtype of x. Exact."""
     shape, mean = mean_of(x).shape, mean_of(source).to(mean_of(x).dtype)
@@ -77,13 +87,13 @@ def copy(x: Any, source: Any, *_: Any) -> Any:
     )
 
 
-@rule(aten.dropout.default)
+@rule(aten.dropout.default, approximation=None)
 def dropout(x: Moments, p: float, train: bool) -> Any:
     """The identity, in evaluation. Exact."""
     return NotImplemented if train and p > 0 else x
 
 
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, approximation=None)
 def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
     """Chosen entries become a value of no variance. Exact."""
     if not is_random(x) or is_random(value):
@@ -91,7 +101,7 @@ def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
     return Moments(x.mean.masked_fill(mask, value), x.var.masked_fill(mask, 0.0))
 
 
-@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, approximation=None)
 def where(condition: Tensor, x: Any, y: Any) -> Moments:
     """Each entry from x or from y. Exact."""
     mean = torch.where(condition, mean_of(x), mean_of(y))
@@ -99,7 +109,7 @@ def where(condition: Tensor, x: Any, y: Any) -> Moments:
     return Moments(mean, var.to(mean.dtype).expand_as(mean))
 
 
-@rule(aten.pad.default, aten.constant_pad_nd.default)
+@rule(aten.pad.default, aten.constant_pad_nd.default, approximation=None)
 def pad(x: Moments, size: list[int], *args: Any, **kwargs: Any) -> Moments:
     """Padding by a value of no variance, or by copies of the border. Exact."""
     mode = args[0] if args and isinstance(args[0], str) else kwargs.get("mode", "constant")
@@ -112,7 +122,7 @@ def reshape(x: Tensor, size: list[int]) -> Tensor:
     return x.reshape(size)
 
 
-STRUCTURAL = RuleSet(
+MOVES = RuleSet(
     # A captured view relies on the strides of the op before it, which the variance need not share.
     structural(aten.view.default, aten._unsafe_view.default, aten.reshape.default, run=reshape),
     structural(
@@ -125,22 +135,13 @@ STRUCTURAL = RuleSet(
         aten.contiguous.default,
         aten.detach.default,
         aten.diagonal.default,
-        aten.embedding.default,
-        aten.expand.default,
         aten.flatten.using_ints,
         aten.flip.default,
-        aten.gather.default,
         aten.hstack.default,
-        aten.im2col.default,
-        aten.index.Tensor,
         aten.index_put.default,
-        aten.index_select.default,
-        aten.meshgrid.indexing,
         aten.permute.default,
         aten.pixel_shuffle.default,
         aten.pixel_unshuffle.default,
-        aten.repeat.default,
-        aten.repeat_interleave.self_int,
         aten.roll.default,
         aten.rot90.default,
         aten.scatter.src,
@@ -155,18 +156,37 @@ STRUCTURAL = RuleSet(
         aten.squeeze.dims,
         aten.stack.default,
         aten.t.default,
-        aten.take_along_dim.default,
-        aten.tile.default,
         aten.transpose.int,
         aten.tril.default,
         aten.triu.default,
         aten.unbind.int,
-        aten.unfold.default,
         aten.unsqueeze.default,
-        aten.upsample_nearest1d.vec,
-        aten.upsample_nearest2d.vec,
-        aten.upsample_nearest3d.vec,
     ),
+)
+"""Each entry goes to one place at most."""
+
+COPIES = structural(
+    aten.embedding.default,
+    aten.expand.default,
+    aten.gather.default,
+    aten.im2col.default,
+    aten.index.Tensor,
+    aten.index_select.default,
+    aten.meshgrid.indexing,
+    aten.repeat.default,
+    aten.repeat_interleave.self_int,
+    aten.take_along_dim.default,
+    aten.tile.default,
+    aten.unfold.default,
+    aten.upsample_nearest1d.vec,
+    aten.upsample_nearest2d.vec,
+    aten.upsample_nearest3d.vec,
+)
+"""An entry may go to several places."""
+
+STRUCTURAL = RuleSet(
+    MOVES,
+    COPIES,
     cast,
     copy,
     dropout,
