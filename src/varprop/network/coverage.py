@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from tabulate import tabulate
+from torch import Tensor, fx, nn
 
-from varprop.graph.export import Captured, Output, module_class, module_path, source_line
+from varprop.graph.export import Output, module_class, module_path, source_line
 from varprop.graph.signature import random_leaves
 from varprop.graph.walk import Applied, random_sources
+from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
+from varprop.network.noise import shared_noise
 from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
-from varprop.rules.ruleset import op_name
-from varprop.rules.structural import STRUCTURAL
-from varprop.tables import aligned
+from varprop.rules.ruleset import Rule, op_name
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,13 @@ class Row:
     variance: str
     """``none`` reaches it, it ``starts`` here, ``flows`` through, ``stops`` here, or is ``unused`` further on."""
     exactness: str
-    """``exact``, ``approximate``, ``missing``, or empty where no variance reaches the op or none is asked for."""
+    """``exact``, ``independent``, ``approximate``, ``missing``, or empty where no variance comes or is asked for.
+
+    ``exact`` is meant for independent Gaussian inputs; ``independent`` is a rule that would be exact if its inputs were
+    independent, which they are not.
+    """
     note: str
-    """What is approximate."""
+    """What is neglected."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,13 @@ class Coverage:
 
     @property
     def approximate(self) -> tuple[Row, ...]:
+        """Ops whose rule neglects something even if its inputs are independent."""
         return tuple(row for row in self.rows if row.exactness == "approximate")
+
+    @property
+    def independent(self) -> tuple[Row, ...]:
+        """Ops whose rule is exact for independent inputs, while here they share noise."""
+        return tuple(row for row in self.rows if row.exactness == "independent")
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -67,8 +78,10 @@ class Coverage:
             (row.op, row.path or f"({row.module})", row.rule, row.variance, row.exactness, row.note)
             for row in self.rows
         ]
-        count = f"{len(self.approximate)} approximate, {len(self.missing)} missing"
-        return "\n".join([f"{self.model} under {self.rules}: {len(self.rows)} ops, {count}", *aligned(header, table)])
+        counts = ", ".join(f"{len(getattr(self, kind))} {kind}" for kind in ("approximate", "independent", "missing"))
+        title = f"{self.model} under {self.rules}: {len(self.rows)} ops, {counts}"
+        legend = "exact: for independent Gaussian inputs; independent: exact if its inputs were, but they share noise"
+        return "\n".join([title, tabulate(table, header, tablefmt="plain", disable_numparse=True), legend])
 
 
 def coverage(
@@ -80,7 +93,7 @@ def coverage(
     captured, lifted, _ = net.lift(structure, leaves)
     random = [path for path in captured.parameters.values() if path in net.var]
     starts = random_sources(captured, random, random_leaves(structure))
-    shared = _shared_sources(captured, lifted.applied, starts)
+    shared = shared_noise(captured, lifted.applied, starts)
     rows = tuple(_row(entry, set(starts), shared) for entry in lifted.applied if _computes(entry.node))
     return Coverage(type(model).__name__, rules.name, rows)
 
@@ -91,62 +104,48 @@ def _computes(node: fx.Node) -> bool:
     return not isinstance(value, int | torch.SymInt)
 
 
-def _row(entry: Applied, starts: set[fx.Node], shared: set[fx.Node]) -> Row:
+def _row(entry: Applied, starts: set[fx.Node], shared: dict[fx.Node, list[str]]) -> Row:
+    """``shared`` has an entry for every op whose result is random: see ``shared_noise``."""
     node, rule = entry.node, entry.rule
-    exactness, note = _judge(entry, node in shared)
+    random = starts | shared.keys()
+    exactness, note = _judge(entry, random, shared.get(node, []))
     return Row(
         op=op_name(node.target),
         path=module_path(node),
         module=module_class(node),
         line=source_line(node),
         rule=rule.name if rule else "",
-        variance=_variance(entry, starts),
+        variance=_variance(entry, starts, random),
         exactness=exactness,
         note=note,
     )
 
 
-def _variance(entry: Applied, starts: set[fx.Node]) -> str:
+def _variance(entry: Applied, starts: set[fx.Node], random: set[fx.Node]) -> str:
     if not entry.reaches:
         return "none"
     if not entry.leaves:
         return "stops"
     if not entry.needed:
         return "unused"
-    begins = any(arg in starts for arg in entry.node.all_input_nodes)
-    activations = [arg for arg in entry.node.all_input_nodes if arg not in starts]
-    return "starts" if begins and not any(arg.meta.get("random") for arg in activations) else "flows"
+    return "flows" if any(arg in random and arg not in starts for arg in entry.node.all_input_nodes) else "starts"
 
 
-def _judge(entry: Applied, shares: bool) -> tuple[str, str]:
+def _judge(entry: Applied, random: set[fx.Node], shared: list[str]) -> tuple[str, str]:
     if not entry.reaches or (entry.leaves and not entry.needed):
         return "", ""
     if entry.rule is None:
         return "missing", f"write one with @vp.rule({op_name(entry.node.target)})"
-    notes = [note for note in (entry.rule.approximation,) if note]
-    if shares:
-        notes.append("its operands share a source and are treated as independent")
-    return ("approximate", "; ".join(notes)) if notes else ("exact", "")
+    neglected = _neglected(entry.rule, entry.node, random)
+    kind = "approximate" if neglected else "independent" if shared else "exact"
+    return kind, "; ".join([neglected, *shared] if neglected else shared)
 
 
-def _operands(node: fx.Node) -> list[fx.Node]:
-    """The inputs of an op, a tensor it takes twice twice."""
-    found: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), found.append)
-    return found
+def _neglected(rule: Rule, node: fx.Node, random: set[fx.Node]) -> str | None:
+    """What the rule neglects, given the shapes and dtypes of its arguments and which of them are random."""
 
+    def value(arg: fx.Node) -> Any:
+        example = arg.meta.get("val")
+        return Moments(example, example) if arg in random and isinstance(example, Tensor) else example
 
-def _shared_sources(captured: Captured, applied: list[Applied], starts: list[fx.Node]) -> set[fx.Node]:
-    """Ops that combine operands which depend on the same random tensor."""
-    sources: dict[fx.Node, frozenset[fx.Node]] = {node: frozenset([node]) for node in starts}
-    leaves = {entry.node: entry.leaves for entry in applied}
-    found = set()
-    for node in captured.ops():
-        inherited = [sources[arg] for arg in _operands(node) if arg in sources]
-        node.meta["random"] = leaves.get(node, bool(inherited))
-        if not node.meta["random"]:
-            continue
-        sources[node] = frozenset().union(*inherited)
-        if sum(map(len, inherited)) > len(sources[node]) and node.target not in STRUCTURAL:
-            found.add(node)
-    return found
+    return rule.neglects(*fx.map_arg(node.args, value), **fx.map_arg(node.kwargs, value))
