@@ -21,19 +21,18 @@ SAFELY = {"torch.load"}
 MAY_IMPORT = {
     "errors": set(),
     "moments": set(),
-    "tables": set(),
     "optim": {"errors"},
     "posterior": {"errors", "moments"},
     "rules": {"errors", "moments"},
     "testing": {"errors", "moments", "rules"},
     "graph": {"errors", "moments", "rules"},
-    "network": {"errors", "moments", "tables", "rules", "posterior", "graph"},
+    "network": {"errors", "moments", "rules", "posterior", "graph"},
     "metrics": {"errors"},
     "prediction": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"},
     "calibration": {"errors", "moments", "rules", "posterior", "graph", "network", "prediction"},
-    "evaluation": {"errors", "moments", "tables", "metrics", "rules", "posterior", "graph", "network"}
+    "evaluation": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration", "report"},
-    "report": {"errors", "tables", "metrics", "evaluation"},
+    "report": {"errors", "metrics", "evaluation"},
     "cli": {"errors", "rules", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tabulate import tabulate
 from torch import Tensor
 
 from varprop.errors import InputError
@@ -17,7 +18,6 @@ from varprop.moments import Moments, is_random
 from varprop.network.moment_net import MomentNet
 from varprop.posterior.running import Running
 from varprop.prediction.predictors import MonteCarlo, device_of, run
-from varprop.tables import aligned
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Comparison:
             f"beside {self.samples} sampled networks; errors of the mean in standard deviations, "
             f"of which the samples' own is {self.noise:.3f}"
         )
-        return "\n".join([title, *aligned(header, cells, numbers=(2, 3, 4, 5))])
+        align = ("left", "left", *["right"] * 4)
+        return "\n".join([title, tabulate(cells, header, "plain", disable_numparse=True, colalign=align)])
 
 
 @torch.no_grad()

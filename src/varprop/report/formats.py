@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tabulate import tabulate
+
 from varprop.report.columns import Column
 from varprop.report.paper import Published
 from varprop.report.summary import Estimate
 from varprop.report.svg import csv_text
-from varprop.tables import aligned
 
 _ARROWS = {"↑": r"$\uparrow$", "↓": r"$\downarrow$"}
 _PAPER = "paper"
@@ -66,7 +67,11 @@ class Table:
             cells.append([name, *(c.text + (" *" if c.best else "  ") for c in line)])
             cells += [[f"  {_PAPER}", *(f"{c.beside}  " for c in line)]] if _compared(line) else []
         header = [self.header[0], *(f"{title}  " for title in self.header[1:])]
-        return "\n".join([self.title, *aligned(header, cells, numbers=range(1, len(header)))])
+        align = ("left", *["right"] * len(self.columns))
+        written = tabulate(
+            cells, header, "plain", disable_numparse=True, colalign=align, headersalign=align, preserve_whitespace=True
+        )
+        return "\n".join([self.title, written])
 
     def markdown(self) -> str:
         cells = []
@@ -118,7 +123,7 @@ class Words:
     name: str = ""
 
     def text(self) -> str:
-        return "\n".join([self.title, *aligned(self.columns, self.lines)])
+        return "\n".join([self.title, tabulate(self.lines, self.columns, "plain", disable_numparse=True)])
 
     def markdown(self) -> str:
         return _markdown(self.columns, self.lines)
