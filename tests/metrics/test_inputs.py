@@ -164,7 +164,7 @@ def test_bad_bins(bins):
         (torch.tensor([-1]), 10, "between 0 and the 10 annotators"),
         (torch.tensor([0.5]), 10, "whole numbers"),
         ([1, 2], 10, "whole numbers"),
-        (torch.tensor([1]), 1, "at least 2"),
+        (torch.tensor([1]), 1, "annotators must be a whole number, at least 2"),
         (torch.tensor([1]), 3.0, "annotators must be a whole number"),
     ],
 )

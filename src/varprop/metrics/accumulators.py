@@ -22,6 +22,9 @@ class _Accumulator(Metric):
 
     is_differentiable = False
     full_state_update = False
+    higher_is_better = False
+    plot_lower_bound: float | None = 0.0
+    plot_upper_bound: float | None = 1.0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -40,29 +43,25 @@ class _Accumulator(Metric):
 class _Examples(_Accumulator):
     """Keeps every example, 16 bytes each, since the metric needs all of them sorted."""
 
-    confidence: list[Tensor] | Tensor
-    correctness: list[Tensor] | Tensor
+    confidence: Any  # a list of batches; one tensor once torchmetrics has gathered the processes
+    correctness: Any
+    _checked = staticmethod(inputs.scored)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.add_state("confidence", default=[], dist_reduce_fx="cat")
         self.add_state("correctness", default=[], dist_reduce_fx="cat")
 
-    def _keep(self, confidence: Tensor, correctness: Tensor) -> None:
-        assert isinstance(self.confidence, list)
-        assert isinstance(self.correctness, list)
+    def update(self, confidence: Tensor, correctness: Tensor) -> None:
+        confidence, correctness = self._checked(confidence, correctness)
         self.confidence.append(confidence.to(correctness.dtype))
         self.correctness.append(correctness)
-
-    def update(self, confidence: Tensor, correctness: Tensor) -> None:
-        self._keep(*inputs.scored(confidence, correctness))
 
     def _all(self) -> tuple[Tensor, Tensor]:
         return _joined(self.confidence), _joined(self.correctness)
 
 
 def _joined(state: list[Tensor] | Tensor) -> Tensor:
-    """All batches; once torchmetrics has gathered the processes, the state is one tensor already."""
     if isinstance(state, Tensor):
         return state
     return torch.cat(state) if state else torch.empty(0)
@@ -70,9 +69,6 @@ def _joined(state: list[Tensor] | Tensor) -> Tensor:
 
 class AURC(_Examples):
     """Area under the risk-coverage curve: see ``aurc``."""
-
-    higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def compute(self) -> Tensor:
         return risk.aurc(*self._all())
@@ -82,7 +78,6 @@ class CoverageAtRisk(_Examples):
     """Largest coverage whose risk is at most ``risk``: see ``coverage_at_risk``."""
 
     higher_is_better = True
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def __init__(self, risk: float, **options: Any) -> None:
         super().__init__(**options)
@@ -95,15 +90,11 @@ class CoverageAtRisk(_Examples):
 class ACE(_Examples):
     """Adaptive calibration error, over bins of equal mass: see ``ace``."""
 
-    higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    _checked = staticmethod(inputs.scored_in_unit_interval)
 
     def __init__(self, bins: int = 15, **options: Any) -> None:
         super().__init__(**options)
-        self.bins = inputs.bin_count(bins)
-
-    def update(self, confidence: Tensor, correctness: Tensor) -> None:
-        self._keep(*inputs.scored_in_unit_interval(confidence, correctness))
+        self.bins = inputs.whole("bins", bins, least=1)
 
     def compute(self) -> Tensor:
         return calibration.ace(*self._all(), self.bins)
@@ -142,7 +133,6 @@ class Accuracy(_Sum):
     """Mean correctness: see ``accuracy``. Takes the confidence as well, so that one collection can feed all."""
 
     higher_is_better = True
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def update(self, confidence: Tensor, correctness: Tensor) -> None:
         _, correctness = inputs.scored(confidence, correctness)
@@ -153,7 +143,7 @@ class EffectiveReliability(_Sum):
     """Φ_c at a threshold that was chosen on other data: see ``effective_reliability`` and ``best_threshold``."""
 
     higher_is_better = True
-    plot_upper_bound = 1.0
+    plot_lower_bound = None
 
     def __init__(self, cost: float, threshold: float, **options: Any) -> None:
         cost, threshold = inputs.non_negative("cost", cost), inputs.number("threshold", threshold)
@@ -169,11 +159,8 @@ class EffectiveReliability(_Sum):
 class ECE(_Sum):
     """Expected calibration error, over bins of equal width: see ``ece``."""
 
-    higher_is_better = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
     def __init__(self, bins: int = 15, **options: Any) -> None:
-        bins = inputs.bin_count(bins)
+        bins = inputs.whole("bins", bins, least=1)
         super().__init__(bins, shape=(bins,), **options)
         self.bins = bins
 
@@ -188,8 +175,7 @@ class ECE(_Sum):
 class _MeanScore(_Sum):
     """The mean of a score of probabilities."""
 
-    higher_is_better = False
-    plot_lower_bound = 0.0
+    plot_upper_bound: float | None = None
     _of_each: Callable[[Tensor, Tensor], Tensor]
 
     def update(self, probs: Tensor, target: Tensor) -> None:

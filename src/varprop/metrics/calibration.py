@@ -15,9 +15,8 @@ def ece(confidence: Tensor, correctness: Tensor, bins: int = 15) -> Tensor:
     Bin k is [k/bins, (k+1)/bins); the last one includes 1. An edge is k/bins rounded to the confidence's dtype, so
     that a confidence of k/bins opens bin k in every dtype.
     """
-    bins = inputs.bin_count(bins)
-    confidence, correctness = inputs.scored_in_unit_interval(confidence, correctness)
-    inputs.some(confidence)
+    bins = inputs.whole("bins", bins, least=1)
+    confidence, correctness = inputs.some(*inputs.scored_in_unit_interval(confidence, correctness))
     return bin_gaps(confidence, correctness, bins).abs().sum() / len(confidence)
 
 
@@ -38,9 +37,8 @@ def ace(confidence: Tensor, correctness: Tensor, bins: int = 15) -> Tensor:
     bins does not depend on the order of the input. This is the error of the confidence that was given, not
     the mean over all classes that some call by this name.
     """
-    bins = inputs.bin_count(bins)
-    confidence, correctness = inputs.scored_in_unit_interval(confidence, correctness)
-    inputs.some(confidence)
+    bins = inputs.whole("bins", bins, least=1)
+    confidence, correctness = inputs.some(*inputs.scored_in_unit_interval(confidence, correctness))
     ranking = rank(confidence, correctness)
     claimed = ranking.threshold.to(correctness.dtype).repeat_interleave(group_sizes(ranking))
     gaps = (claimed - spread(ranking)).flip(0).cumsum(0)

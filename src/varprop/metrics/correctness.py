@@ -11,9 +11,7 @@ from varprop.metrics import inputs
 
 def accuracy(correctness: Tensor) -> Tensor:
     """Mean correctness, soft or not."""
-    correctness = inputs.graded(correctness)
-    inputs.some(correctness)
-    return correctness.mean()
+    return inputs.some(inputs.graded(correctness))[0].mean()
 
 
 def vqa_accuracy(matches: Tensor, annotators: int = 10) -> Tensor:
@@ -23,8 +21,7 @@ def vqa_accuracy(matches: Tensor, annotators: int = 10) -> Tensor:
     [m min(3, m − 1) + (A − m) min(3, m)] / 3A. With ten annotators 0, 0.3, 0.6, 0.9, 1, 1, …
     ``matches`` holds whole numbers in a tensor of any shape.
     """
-    if not isinstance(annotators, int) or isinstance(annotators, bool) or annotators < 2:
-        raise MetricError(f"annotators must be a whole number, at least 2 to leave one out, not {annotators!r}")
+    annotators = inputs.whole("annotators", annotators, least=2)
     if not isinstance(matches, Tensor) or matches.is_floating_point() or matches.is_complex():
         raise MetricError("matches must be a tensor of whole numbers: how many annotators gave the answer")
     matches = matches.to(torch.int64)

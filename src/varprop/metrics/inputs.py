@@ -109,10 +109,11 @@ def answer_target(target: Tensor, probs: Tensor) -> Tensor:
     return independent("target", target).to(wide(target.device))
 
 
-def some(examples: Tensor) -> None:
-    """Refuse to average over nothing."""
-    if not len(examples):
+def some(*columns: Tensor) -> tuple[Tensor, ...]:
+    """The columns as they are; averaging over no examples is refused."""
+    if not len(columns[0]):
         raise MetricError("there are no examples: a metric of nothing is not defined")
+    return columns
 
 
 def number(name: str, value: float) -> float:
@@ -138,10 +139,10 @@ def open_fraction(name: str, value: float) -> float:
     return value
 
 
-def bin_count(bins: int) -> int:
-    if not isinstance(bins, int) or isinstance(bins, bool) or bins < 1:
-        raise MetricError(f"bins must be a whole number, at least 1, not {bins!r}")
-    return bins
+def whole(name: str, value: int, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise MetricError(f"{name} must be a whole number, at least {least}, not {value!r}")
+    return value
 
 
 def _tensor(name: str, value: Tensor) -> Tensor:
