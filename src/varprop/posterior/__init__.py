@@ -1,4 +1,8 @@
-"""Posterior: named means and variances, and where they come from."""
+"""Posterior: a diagonal Gaussian over named parameters, and where it comes from.
+
+Each source is a file with a function ``moments(model, …)`` that returns means and variances by parameter name, and a
+classmethod ``Posterior.from_…`` that calls it.
+"""
 
 from varprop.posterior.gaussian import Posterior
 from varprop.posterior.swag import SWAG

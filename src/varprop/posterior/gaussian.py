@@ -37,7 +37,7 @@ class Posterior(Mapping[str, Moments]):
 
     @classmethod
     def from_ivon(cls, model: nn.Module, optimizer: Optimizer | Mapping[str, Any]) -> Posterior:
-        """The posterior an IVON optimizer has learnt; ``optimizer`` may also be its ``state_dict()``.
+        """The posterior learnt by an IVON optimizer; ``optimizer`` may also be its ``state_dict()``.
 
         Means are the model's parameters as they are now, variances 1/(ess·(hess + weight_decay)). Parameters the
         optimizer does not hold are deterministic. A state dict holds no names unless the optimizer was given
@@ -65,8 +65,8 @@ class Posterior(Mapping[str, Moments]):
         ``Posterior.from_swag(model, collector)``. Or the running averages of w and w², each a module, a state dict or
         a safetensors file: negative differences within 64 roundings of E[w²] count as 0, larger ones are an error.
 
-        The variance is that of the collected weights (divided by their number). The factor ½ of SWAG belongs to its
-        sum of a diagonal and a low-rank part, not to the diagonal alone. Buffers are the model's own: batch norm needs
+        The variance is that of the collected weights (divided by their number), without the factor ½ of SWAG's sum of
+        a diagonal and a low-rank part. Buffers are the model's own: batch norm needs
         ``model.load_state_dict(posterior.mean, strict=False)`` and then ``swa_utils.update_bn(loader, model)``.
         """
         return cls.from_tensors(*swag.moments(model, source, square))
@@ -79,9 +79,8 @@ class Posterior(Mapping[str, Moments]):
         dict or a safetensors file; they are read one at a time. What all samples and the model share is
         deterministic; buffers are the model's own.
 
-        Meant for samples around one mode: SGD iterates, MCMC draws, fine-tunings of one model. Members of a deep
-        ensemble that were trained from different starts lie in different modes: the mean of their weights is in none
-        of them, and the network it gives is usually no good.
+        For samples around one mode: SGD iterates, MCMC draws, fine-tunings of one model. Not for deep ensembles:
+        networks trained from different initialisations lie in different modes, and the mean of their weights in none.
         """
         return cls.from_tensors(*moments_of(model, samples))
 
