@@ -70,7 +70,7 @@ def test_soft_correctness():
 
 def test_what_cannot_be_promised(predictor):
     x, y = draw(predictor, 200, 1)
-    with pytest.raises(GuaranteeError, match="At least 2995 examples"):
+    with pytest.raises(GuaranteeError, match="at least 3744 examples"):
         vp.Selective(predictor).fit([(x, y)], risk=0.001)
     with pytest.raises(GuaranteeError, match="no threshold yet"):
         vp.Selective(predictor)(x)

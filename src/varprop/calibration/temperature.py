@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,9 +78,7 @@ class TemperatureScaled(GaussianPredictor):
         before = nll(0.0)
         if not math.isfinite(before):
             raise InputError(f"the NLL of the held-out data is {before}: the logits are not finite")
-        best, after = minimum(nll, math.log(LOWEST), math.log(HIGHEST))
-        if after >= before:
-            best, after = 0.0, before
+        after, best = min((before, 0.0), _minimum(nll, math.log(LOWEST), math.log(HIGHEST)))
         temperature = math.exp(best)
         if not 1.05 * LOWEST < temperature < HIGHEST / 1.05:
             warnings.warn(
@@ -98,26 +97,16 @@ def divided(logits: Moments, temperature: float) -> Moments:
     return Moments(logits.mean / temperature, logits.var / temperature**2)
 
 
-def minimum(function: Callable[[float], float], low: float, high: float, *, points: int = 17) -> tuple[float, float]:
-    """Where a function of one number is least: the best of a grid, then golden-section search around it.
+def _minimum(function: Callable[[float], float], low: float, high: float, points: int = 17) -> tuple[float, float]:
+    """The least value and where it is: the best of a grid, then Brent's method between its neighbours.
 
     The NLL of a mean network has one minimum in 1/T, so this finds it. Gradient methods, used elsewhere, may not
     arrive and do not say so.
     """
-    grid = [low + (high - low) * i / (points - 1) for i in range(points)]
-    values = [function(x) for x in grid]
-    best = min(range(points), key=values.__getitem__)
-    a, b = grid[max(0, best - 1)], grid[min(points - 1, best + 1)]
-    golden = (math.sqrt(5) - 1) / 2
-    found = {x: y for x, y in zip(grid, values, strict=True) if math.isfinite(y)}
-    left, right = b - golden * (b - a), a + golden * (b - a)
-    found[left], found[right] = function(left), function(right)
-    while b - a > 1e-5:
-        if found[left] <= found[right]:
-            b, right, left = right, left, right - golden * (right - a)
-            found[left] = function(left)
-        else:
-            a, left, right = left, right, left + golden * (b - left)
-            found[right] = function(right)
-    x = min(found, key=found.__getitem__)
-    return x, found[x]
+    from scipy.optimize import minimize_scalar  # here, because it takes long to import
+
+    grid = np.linspace(low, high, points)
+    best = int(np.nanargmin([function(x) for x in grid]))
+    around = grid[max(0, best - 1)], grid[min(points - 1, best + 1)]
+    found = minimize_scalar(function, bounds=around, method="bounded", options={"xatol": 1e-6})
+    return min((float(found.fun), float(found.x)), (function(grid[best]), float(grid[best])))

@@ -1,47 +1,39 @@
-"""The threshold of largest coverage whose true risk is at most r with probability 1 − δ, for any number of examples.
+"""A threshold on the confidence whose true risk is at most r with probability 1 − δ, for any number of examples.
 
-Let R(A) be the true risk of answering the set A of inputs, and p(k, m) a bound on the probability of k or fewer
-errors in m independent examples whose risk is at least r; a set passes at level α if p ≤ α. Testing many thresholds
-on the same data and taking the best would void the guarantee. Instead:
+Learn then Test (Angelopoulos, Bates, Candès, Jordan, Lei: arXiv 2110.01052), with split fixed-sequence testing:
 
-One walk starts at a rank m, fixed beforehand, with level α. Ties are broken at random. Let u be the (m + 1)-th largest
-confidence. The walk tests {confidence > u}, then adds the next example, and the next, and stops at the first set that
-does not pass. It may choose any of the sets after the first and before the stop; it takes the largest that splits no
-group of equal confidences. The chosen risk exceeds r with probability at most α:
+1. A fifth of the examples, taken at random, fixes a sequence of thresholds λ: the confidences found there in falling
+   order, from the one where a test on the other examples promises the smallest p-value, and last −∞.
+2. On the other examples each λ in turn is tested for the hypothesis P(wrong | confidence ≥ λ) > r at level δ. The last
+   λ before the first whose p-value exceeds δ is chosen.
 
-1. Given u, the m examples above it are independent draws from confidence > u. If R(confidence > u) > r, the first test
-   passes with probability at most α.
-2. Otherwise, let B = {confidence ≥ b} be where R first comes to exceed r below u. To end at too large a risk the walk
-   must pass at B. Let A be where R, above u, last came down to r; A is empty if there is none. With ties broken R is
-   continuous: R(A) = R(B) = r. Which A and B it is depends on u only through how many examples lie in each: at most m
-   in A, more than m in B. Given both numbers, the examples in A and in B outside of A are independent, with risk r
-   either way: B passes with probability at most α.
+To choose a λ of larger risk, the first true hypothesis of the sequence must be rejected. Given the first part that is
+one fixed hypothesis, so this happens with probability at most δ, however many are tested and however the risk depends
+on the confidence. A λ answers equal confidences together or not at all, in the tests as in use: ties need no more care.
 
-Nothing is assumed of how the risk depends on the confidence, and ties may be as many as they like.
+The p-value: given which m examples are answered, their errors are independent draws of mean P(wrong | confidence ≥ λ).
+For k errors in total it is
 
-No single start suits all: early ones allow no error, late ones miss small coverages. So there are several walks, and
-their levels add up to δ. They start where 0, 2, 6, 14, … errors just pass, each with 0.3 of the level that is left; the
-last one, with the rest, tests only the set of all inputs, and may choose it. The choice of largest coverage counts.
+    0-1:   P(Binomial(m, r) ≤ k), exact
+    soft:  min(exp(−m KL(k/m ‖ r)), e P(Binomial(m, r) ≤ ⌈k⌉))
+
+the latter by the inequalities of Hoeffding and Bentkus (Bates, Angelopoulos, Lei, Malik, Jordan: arXiv 2101.02703).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from varprop.errors import GuaranteeError
 from varprop.metrics import inputs
-from varprop.metrics.ranking import Ranking, rank
 
-Walk = tuple[int, float]
-"""Rank to start at, and level."""
-SHARE = 0.3
-"""Of the level that is left, for the next walk. Any fraction is valid. Larger ones favour early starts: they cover
-slightly more where the risk falls with the confidence, and less where the most confident are wrong more often."""
+LEARN = 0.2
+"""Fraction of the examples that fixes the sequence. Less leaves more to test, more finds a better start."""
 
 
 @dataclass(frozen=True)
@@ -60,176 +52,97 @@ class Guarantee:
     empirical_risk: float
     """1 − mean correctness of the answered."""
     bound: float
-    """Upper confidence bound on the risk from the test that the answered passed: at most ``risk``."""
+    """Upper confidence bound on the risk from the test that the threshold passed: at most ``risk``."""
     answered: int
     examples: int
 
 
 def guarantee(confidence: Tensor, correctness: Tensor, risk: float, level: float = 0.95) -> Guarantee:
-    """The largest coverage at which a risk of at most ``risk`` is certain with probability ``level``.
+    """The largest coverage found at which the true risk is at most ``risk`` with probability ``level``.
 
-    ``confidence`` [N] is any finite number; ``correctness`` [N] lies in [0, 1]. If it is 0 or 1, the bound is the exact
-    binomial tail (Clopper-Pearson), otherwise the smaller of Hoeffding's, in its KL form, and Bentkus'. Equal
-    confidences are answered together or not at all. Raises ``GuaranteeError`` if nothing can be promised.
+    ``confidence`` [N] is any finite number; ``correctness`` [N] lies in [0, 1]. The examples may come in any order that
+    does not depend on them. Raises ``GuaranteeError`` if nothing can be promised.
     """
     risk, level = inputs.open_fraction("risk", risk), inputs.open_fraction("level", level)
     confidence, correctness = inputs.scored(confidence, correctness)
     inputs.some(confidence)
-    confidence, errors = confidence.cpu(), 1 - correctness.cpu().double()
-    # Seen soft values decide on the bound, not possible ones: rarer ones than 1 in N cannot matter.
-    soft = bool(((errors > 0) & (errors < 1)).any())
-    ranking = rank(confidence, errors)
-    tails = _tails(errors[_order(confidence, errors)], risk, soft)
-    plan = walks(len(confidence), risk, 1 - level, soft)
-    answered, alpha = max(((_choice(tails, ranking.answered, walk), walk[1]) for walk in plan), key=lambda x: x[0])
-    if not answered:
-        raise GuaranteeError(_refusal(plan, ranking, risk, level, soft))
-    last = int((ranking.answered < answered).sum())
-    total = float(ranking.total[last])
+    scores, errors = confidence.double().cpu().numpy(), 1 - correctness.double().cpu().numpy()
+    order = np.random.default_rng(0).permutation(len(scores))
+    first, rest = np.split(order, [math.ceil(LEARN * len(order))])
+    soft = bool(((errors[first] > 0) & (errors[first] < 1)).any())
+    counted = errors if soft else np.ceil(errors)  # a soft error that the first part does not know counts in full
+    thresholds = _sequence(scores[first], counted[first], len(rest), risk, soft)
+    answered, wrong = _answered(scores[rest], counted[rest], thresholds)
+    failed = p_value(wrong, answered, risk, soft) > 1 - level
+    passed = int(failed.argmax()) if failed.any() else len(failed)
+    last = max(0, passed - 1)
+    bound = upper_bound(float(wrong[last]), int(answered[last]), 1 - level, soft)
+    if not passed:
+        raise GuaranteeError(
+            f"no threshold keeps the risk at or below {risk:g} with probability {level:g}: the bound is {bound:.3g}, "
+            f"from {wrong[0]:.4g} errors in the {answered[0]} most confident of {len(rest)} examples tested. Even "
+            f"without any error at least {_needed(risk, level)} examples must be given: give more, allow a larger risk "
+            "or lower the level"
+        )
+    chosen = scores >= thresholds[last]
     return Guarantee(
-        threshold=float(ranking.threshold[last]) if answered < len(confidence) else -math.inf,
+        threshold=float(thresholds[last]),
         risk=risk,
         level=level,
-        coverage=answered / len(confidence),
-        empirical_risk=total / answered,
-        bound=min(risk, upper_bound(total, answered, alpha, soft)),  # it is found up to rounding
-        answered=answered,
-        examples=len(confidence),
+        coverage=float(chosen.mean()),
+        empirical_risk=float(errors[chosen].mean()),
+        bound=min(risk, bound),  # it is found up to rounding
+        answered=int(chosen.sum()),
+        examples=len(scores),
     )
 
 
-def _order(confidence: Tensor, errors: Tensor) -> Tensor:
-    """By falling confidence, ties in random order: the same for the same examples, in whatever order they come."""
-    order = errors.argsort(stable=True)
-    order = order[confidence[order].argsort(stable=True)]
-    order = order[torch.randperm(len(order), generator=torch.Generator().manual_seed(0))]
-    return order[confidence[order].argsort(descending=True, stable=True)]
+def _sequence(scores: np.ndarray, errors: np.ndarray, tested: int, risk: float, soft: bool) -> np.ndarray:
+    """The thresholds, from where ``tested`` examples like these would have the smallest p-value.
 
-
-def _choice(tails: Tensor, ends: Tensor, walk: Walk) -> int:
-    """How many examples a walk answers: the last end of a group before the first test that fails; 0 if there is none.
-
-    ``tails`` has an entry per example, ``ends`` the number of examples down to the end of each group.
+    Half an error is added to those seen: with none among a few, the p-value would promise too much.
     """
-    start, alpha = walk
-    failed = (tails[start - 1 :] > alpha).nonzero()
-    passed = start - 1 + int(failed[0]) if len(failed) else len(tails)
-    # At the start itself a group may end, too, but the set tested holds a part of the next group then: see above.
-    whole = ends[((ends > start) | (ends == len(tails))) & (ends <= passed)]
-    return int(whole[-1]) if len(whole) else 0
+    thresholds = np.append(np.unique(scores)[::-1], -np.inf)
+    answered, wrong = _answered(scores, errors, thresholds)
+    growth = tested / len(scores)
+    expected = p_value(np.ceil(growth * (wrong + 0.5)), np.round(growth * answered), risk, soft)
+    return thresholds[expected.argmin() :]
 
 
-@lru_cache(maxsize=64)
-def walks(examples: int, risk: float, delta: float, soft: bool) -> tuple[Walk, ...]:
-    """Where walks start and at which level: known before the data are."""
-    found: list[Walk] = []
-    errors, left = 0, delta
-    while tail(errors, examples - 1, risk, soft) <= (alpha := SHARE * left):
-        low, high = errors, examples - 1  # the tail falls with more examples at as many errors
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if tail(errors, middle, risk, soft) <= alpha else (middle, high)
-        found.append((high, alpha))
-        errors, left = 2 * errors + 2, left - alpha
-    return (*found, (examples, left))
+def _answered(scores: np.ndarray, errors: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many examples each threshold answers, and their errors."""
+    order = np.argsort(-scores, kind="stable")
+    count = np.searchsorted(-scores[order], -thresholds, side="right")
+    return count, np.append(0.0, errors[order].cumsum())[count]
 
 
-@lru_cache(maxsize=1024)
-def upper_bound(errors: float, examples: int, alpha: float, soft: bool, precision: float = 1e-12) -> float:
-    """The smallest risk at which ``errors`` or fewer in ``examples`` have a probability of at most α."""
-    low = errors / examples
-    high = min(1.0, low + math.sqrt(-math.log(alpha) / (2 * examples)))  # Hoeffding's plain bound, never below
-    while high - low > precision * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if tail(errors, examples, middle, soft) <= alpha else (middle, high)
-    return high
+def p_value(errors: Any, examples: Any, risk: float, soft: bool) -> Any:
+    """Bound on the probability of this few errors or fewer if their true rate is ``risk`` or more."""
+    from scipy.special import xlogy  # here, because it takes long to import
+    from scipy.stats import binom
+
+    errors, examples = np.asarray(errors, float), np.asarray(examples, float)
+    tail = binom.cdf(np.ceil(errors - 1e-9), examples, risk)
+    if not soft:
+        return tail
+    mean = np.minimum(1, errors / np.maximum(1, examples))
+    divergence = xlogy(mean, mean / risk) + xlogy(1 - mean, (1 - mean) / (1 - risk))
+    return np.minimum(math.e * tail, np.where(mean < risk, np.exp(-examples * divergence), 1))
 
 
-def tail(errors: float, examples: int, risk: float, soft: bool) -> float:
-    """Bound on the probability of so few errors if their true rate is ``risk``.
+def upper_bound(errors: float, examples: int, alpha: float, soft: bool) -> float:
+    """The smallest risk at which the p-value is at most α: for 0-1 errors the bound of Clopper and Pearson."""
+    from scipy.optimize import brentq
 
-    0-1:   P(Binomial(m, r) ≤ k), exact.
-    soft:  min(exp(−m KL(k/m ‖ r)), e P(Binomial(m, r) ≤ ⌈k⌉))        (Hoeffding; Bentkus)
-    """
     if errors >= examples:
         return 1.0
-    whole = math.ceil(errors - 1e-9)
-    # Beyond 40 standard deviations below the mean and the number of errors, terms do not count in float64.
-    spread = 40 * math.sqrt(examples * risk * (1 - risk)) + 40
-    lowest = max(0, math.floor(min(whole, examples * risk) - spread))
-    terms = torch.arange(lowest, whole + 1, dtype=torch.float64)
-    binomial = float(_log_probability(terms, torch.full_like(terms, examples), risk).exp().sum())
-    if not soft:
-        return min(1.0, binomial)
-    mean = torch.tensor([errors / examples], dtype=torch.float64)
-    return min(1.0, math.e * binomial, float(_hoeffding(mean, torch.tensor([examples]), risk)))
+    return float(brentq(lambda risk: p_value(errors, examples, risk, soft) - alpha, 1e-15, 1 - 1e-15))
 
 
-def _tails(errors: Tensor, risk: float, soft: bool) -> Tensor:
-    """``tail`` for the first 1, 2, …, n of the errors, which are in rank order.
-
-    P(B_m ≤ k) = P(B_{m−1} ≤ k) − r P(B_{m−1} = k)        P(B_m ≤ k) = P(B_m ≤ k − 1) + P(B_m = k)
-    Along the ranking m grows by one and k by at most one, so a cumulative sum of probabilities gives all tails; its
-    rounding error is about 1e-12 for a million examples.
-    """
-    total = errors.cumsum(0)
-    whole = (total - 1e-9).ceil()
-    size = torch.arange(1, len(errors) + 1, dtype=torch.float64)
-    now = _log_probability(whole, size, risk).exp()
-    before = torch.cat([now.new_ones(1), now[:-1]])
-    grown = whole.diff(prepend=whole.new_zeros(1))
-    binomial = (1 + (grown * now - risk * before).cumsum(0)).clamp(0, 1)
-    if not soft:
-        return binomial
-    return torch.minimum(math.e * binomial, _hoeffding(total / size, size, risk)).clamp(max=1)
-
-
-def _hoeffding(mean: Tensor, size: Tensor, risk: float) -> Tensor:
-    """exp(−m KL(mean ‖ r)) where the mean error is below r, 1 elsewhere."""
-    divergence = torch.special.xlogy(mean, mean / risk) + torch.special.xlogy(1 - mean, (1 - mean) / (1 - risk))
-    return torch.where(mean < risk, (-size * divergence).exp(), 1)
-
-
-def _log_probability(k: Tensor, m: Tensor, risk: float) -> Tensor:
-    """log P(Binomial(m, r) = k) for m ≥ 1, without the cancellation between logarithms of large factorials (Loader).
-
-    log √(m / 2π k(m − k)) + s(m) − s(k) − s(m − k) − d(k, m r) − d(m − k, m(1 − r)), with s the error of Stirling's
-    formula and d(x, μ) = x log(x/μ) + μ − x.
-    """
-    inner = k.clamp(min=1).minimum((m - 1).clamp(min=1))
-    rest = (m - inner).clamp(min=1)
-    value = 0.5 * (m / (2 * math.pi * inner * rest)).log() + _stirling(m) - _stirling(inner) - _stirling(rest)
-    value = value - _deviance(inner, m * risk) - _deviance(rest, m * (1 - risk))
-    value = torch.where(k == 0, m * math.log1p(-risk), value)
-    return torch.where(k == m, m * math.log(risk), value)
-
-
-def _stirling(x: Tensor) -> Tensor:
-    """log x! − log(√(2πx) (x/e)^x)."""
-    small = x.clamp(max=16)
-    exact = torch.lgamma(small + 1) - (small + 0.5) * small.log() + small - 0.5 * math.log(2 * math.pi)
-    y = 1 / x.square()
-    series = (1 / 12 - y * (1 / 360 - y * (1 / 1260 - y / 1680))) / x
-    return torch.where(x < 16, exact, series)
-
-
-def _deviance(x: Tensor, mean: Tensor) -> Tensor:
-    relative = (x - mean) / mean
-    return mean * ((1 + relative) * relative.log1p() - relative)
-
-
-def _refusal(plan: tuple[Walk, ...], ranking: Ranking, risk: float, level: float, soft: bool) -> str:
-    """What could have been promised at best, at the group of equal confidences in which each walk starts."""
-    found = []
-    for start, alpha in plan:
-        first = int((ranking.answered < start).sum())
-        answered, errors = int(ranking.answered[first]), float(ranking.total[first])
-        found.append((upper_bound(errors, answered, alpha, soft, precision=1e-4), errors, answered))
-    bound, errors, answered = min(found)
-    needed = math.ceil(math.log1p(-level) / math.log1p(-risk))
-    return (
-        f"no threshold keeps the risk at or below {risk:g} with probability {level:g}: the lowest bound is "
-        f"{bound:.3g}, from {errors:.4g} errors in the {answered} most confident of {int(ranking.answered[-1])} "
-        f"examples. At least {needed} examples without any error are needed: give more examples, allow a larger risk "
-        "or lower the level"
-    )
+def _needed(risk: float, level: float) -> int:
+    """The fewest examples at which a test without errors can pass."""
+    tested = math.ceil(math.log1p(-level) / math.log1p(-risk))
+    found = tested
+    while found - math.ceil(LEARN * found) < tested:
+        found += 1
+    return found
