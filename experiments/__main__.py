@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
+from rich.padding import Padding
 
-from experiments import app as experiments
 from experiments.experiment import Sources
+from experiments.layernorm import synthetic
+from experiments.notes import notes
 from experiments.pipeline import Pipeline
-from varprop.cli import commands
-from varprop.cli.app import Device, RecipeFile, Threads, main
+from experiments.rows import ROWS, row_named
+from experiments.search import search as try_all
+from experiments.search import trial_table
+from varprop.cli import shell
+from varprop.cli.app import report
+from varprop.cli.references import device_named, numbers, writable
+from varprop.cli.screen import show
+from varprop.cli.shell import Device, RecipeFile, Seeds
+from varprop.errors import InputError
+from varprop.evaluation.methods import listed
+from varprop.report import Results
+from varprop.report.norms import SYNTHETIC
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    help="Reproduce the paper's experiments.",
-    pretty_exceptions_enable=False,
-)
+FEWEST = 100
+"""Of ``--limit``: a tenth is held out, and scales fitted on less say nothing at all."""
 
-Row = Annotated[str, typer.Argument(help="Name of the experiment; reproduce lists them.", show_default=False)]
-Seeds = Annotated[str, typer.Option(help="One or several: 0, 0-4, 0,3.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Training epochs, instead of the recipe's.")]
-DataFolder = Annotated[Path | None, typer.Option(help="Where the data set lies; digits come with scikit-learn.")]
+app = shell.new_app("Reproduce the paper's experiments.")
+app.command(epilog="Example: python -m experiments report results/cifar10-vit")(report)
+
+DataFolder = Annotated[Path | None, typer.Option(help="Where the data set lies.")]
 Weights = Annotated[Path | None, typer.Option(help="File or folder of trained weights, for rows that start from some.")]
-
-
-@app.command(epilog="Example: python -m experiments demo --data fashion-mnist --seeds 0-4")
-def demo(
-    data: Annotated[str, typer.Option(help="digits, fashion-mnist or cifar10.")] = "digits",
-    data_dir: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: results/<data>.")] = None,
-    seeds: Seeds = "0",
-    epochs: Epochs = None,
-    device: Device = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; small networks only wait for more than one.")] = 1,
-    recipe: RecipeFile = None,
-) -> None:
-    """Train with IVON, propagate, calibrate, compare all methods, and write a report."""
-    torch.set_num_threads(threads)
-    experiment = experiments.demo_named(data)
-    folder = out or Path("results") / data
-    pipeline = Pipeline(experiment, commands.numbers(seeds), folder, device, Sources(data_dir), epochs)
-    experiments.demo(pipeline, Console())
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default what torch finds best.")]
 
 
 @app.command(epilog="Example: python -m experiments reproduce cifar10-vit --seeds 0-9 --device cuda")
@@ -59,9 +50,10 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Results folder; default: results/<row>, of a trial results/<row>-trial.")
     ] = None,
-    epochs: Epochs = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Training epochs, instead of the recipe's.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Training examples at most; a tenth of it is held out and tested.")
+        int | None,
+        typer.Option(min=FEWEST, help="Training examples at most; a tenth of it is held out and tested."),
     ] = None,
     methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
     side_by_side: Annotated[
@@ -74,24 +66,29 @@ def reproduce(
 
     With --epochs or --limit it is a trial, which shows that all works, and its rows are kept apart.
     """
-    console = Console()
+    started, console = time.perf_counter(), Console()
     if row is None:
-        experiments.list_rows(console)
+        _list_rows(console)
         return
-    experiment = experiments.with_methods(experiments.row_named(row), methods)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    experiment = row_named(row)
+    if methods is not None:
+        experiment = replace(experiment, methods=tuple(listed(methods)))
+    _set_up(device, threads)
     trial = epochs is not None or limit is not None
     folder = out or Path("results") / (f"{row}-trial" if trial else row)
     pipeline = Pipeline(
-        experiment, commands.numbers(seeds), folder, device, Sources(data_dir, weights), epochs, limit, side_by_side
+        experiment, numbers(seeds), folder, device, Sources(data_dir, weights), epochs, limit, side_by_side
     )
-    experiments.reproduce(pipeline, console)
+    pipeline.say = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
+    _run(pipeline, console)
+    show(Results(folder), console)
+    report(folder)
+    console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 
 
 @app.command(epilog="Example: python -m experiments search cifar10-vit --seeds 0,1 --device cuda")
 def search(
-    row: Row,
+    row: Annotated[str, typer.Argument(help="Name of the experiment; reproduce lists them.", show_default=False)],
     seeds: Seeds = "0",
     device: Device = "cpu",
     data_dir: DataFolder = None,
@@ -101,13 +98,47 @@ def search(
     recipe: RecipeFile = None,
 ) -> None:
     """Train every recipe a row was chosen from, and compare them on held-out data alone."""
-    experiment = experiments.row_named(row)
+    experiment, console, chosen = row_named(row), Console(), numbers(seeds)
+    _set_up(device, threads)
+    if not experiment.candidates:
+        some = ", ".join(name for name, each in ROWS.items() if each.candidates) or "none"
+        raise InputError(f"{row} has no candidates to choose from; rows that have: {some}")
+    sources, folder = Sources(data_dir, weights), out or Path("results") / row
+    experiment.splits(sources, chosen[0])  # missing data is found before a folder is made for it
+    many = f"{len(experiment.candidates)} candidates, {len(chosen)} seeds"
+    console.print(f"[bold]{experiment.title}[/bold]: {many}", highlight=False)
+    trials = try_all(experiment, chosen, writable(folder), device, sources)
+    console.print(trial_table(experiment, trials), highlight=False)
+
+
+def _set_up(device: str, threads: int | None) -> None:
+    device_named(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    folder = out or Path("results") / row
-    sources = Sources(data_dir, weights)
-    experiments.search(experiment, commands.numbers(seeds), folder, device, sources, Console())
+
+
+def _list_rows(console: Console) -> None:
+    for name, experiment in ROWS.items():
+        of_paper = f"a stand-in for the paper's {experiment.paper}" if experiment.stand_in else "a row of the paper"
+        where = "not in the paper" if experiment.paper is None else of_paper
+        console.print(f"[bold]{name}[/bold]: {experiment.title}, {where}", highlight=False)
+        console.print(Padding(experiment.about, (0, 0, 0, 4)), highlight=False)
+    console.print("\nRun one with python -m experiments reproduce ROW; --help lists the options.", highlight=False)
+
+
+def _run(pipeline: Pipeline, console: Console) -> None:
+    """What is not there yet; what cannot work is refused before anything is written."""
+    console.print(f"[bold]{pipeline.experiment.title}[/bold]", highlight=False)
+    for note in notes(pipeline):
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+    if any(pipeline.missing(seed) for seed in pipeline.seeds):
+        pipeline.splits(pipeline.seeds[0])  # missing data is found before a folder is made for it
+        writable(pipeline.folder)
+    results = pipeline.run()
+    if not results.norms(SYNTHETIC):
+        pipeline.say("comparing the rules for LayerNorm on synthetic inputs")
+        results.add_norms(SYNTHETIC, synthetic())
 
 
 if __name__ == "__main__":
-    main(app)
+    shell.run(app)

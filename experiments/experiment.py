@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from experiments.data import Examples
+from experiments.data.labelled import Labelled
 from experiments.recipes import Recipe
 from varprop.evaluation.ablation import ABLATIONS
 from varprop.evaluation.methods import Method, listed, monte_carlo
@@ -25,9 +25,9 @@ METHODS = (*listed("mean,temperature"), *map(monte_carlo, SAMPLES), *ABLATIONS.v
 class Splits(NamedTuple):
     """What is trained on, what is calibrated on, what is reported on; and the names of the classes."""
 
-    train: Examples
-    held_out: Examples
-    test: Examples
+    train: Labelled
+    held_out: Labelled
+    test: Labelled
     names: tuple[str, ...] = ()
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data import Examples
-from experiments.stack import each_of
+from experiments.data.labelled import Labelled
+from experiments.side_by_side import each_of
 
 
 @dataclass(frozen=True)
-class Batches:
+class PreparedBatches:
     """Pairs (inputs, labels), the same at every pass."""
 
-    examples: Examples
+    examples: Labelled
     prepare: Callable[[Any], Any]
     size: int
     device: str

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.data import Split
+from experiments.data.images import Images
 from experiments.experiment import NOWHERE, Experiment, Sources, Splits
+from experiments.faults import ExperimentError
 from experiments.layernorm import traced
-from experiments.loading import Batches
+from experiments.loading import PreparedBatches
 from experiments.recipes import Recipe
 from experiments.training import Lane, lane, train
-from varprop.errors import ExperimentError, ResultsError
+from varprop.errors import ResultsError
 from varprop.evaluation.cost import Cost, relative_costs
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.evaluation.fidelity import compare
@@ -194,7 +195,7 @@ class Pipeline:
         splits = self.splits(seed)
         size = 64 if self.device == "cpu" else self.experiment.evaluation_batch
         held_out, test = (
-            Batches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
+            PreparedBatches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
         )
         return _Subject(model, posterior, held_out, test)
 
@@ -227,7 +228,7 @@ class Pipeline:
     def _show_examples(self, results: Results) -> None:
         """Thumbnails for the report."""
         splits = self.splits(self.seeds[0])
-        if isinstance(splits.test, Split) and splits.test.images.shape[-1] <= 64:
+        if isinstance(splits.test, Images) and splits.test.images.shape[-1] <= 64:
             images = splits.test.images[:THUMBNAILS].permute(0, 2, 3, 1)
             shown = (images[..., 0] if images.shape[-1] == 1 else images).contiguous().numpy()
             results.add_examples(shown, splits.names, row=self.experiment.name)
@@ -239,8 +240,8 @@ class _Subject:
 
     model: nn.Module
     posterior: Posterior
-    held_out: Batches
-    test: Batches
+    held_out: PreparedBatches
+    test: PreparedBatches
     nets: dict[RuleSet, MomentNet] = field(default_factory=dict)
 
     def predictor(self, method: Method, **calibration: Any) -> Predictor:
@@ -258,7 +259,7 @@ class _Subject:
 
 
 @torch.no_grad()
-def _draws(sampler: MonteCarlo, batches: Batches) -> list[tuple[list[Tensor], Tensor]]:
+def _draws(sampler: MonteCarlo, batches: PreparedBatches) -> list[tuple[list[Tensor], Tensor]]:
     """The logits of every network, for each batch."""
     return [(list(sampler.draws(*batch.args, **batch.kwargs)), batch.target) for batch in read(batches)]
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
+from rich.table import Table
 from torch import nn
 
 from experiments.experiment import NOWHERE, Experiment, Sources
-from experiments.loading import Batches
+from experiments.faults import ExperimentError
+from experiments.loading import PreparedBatches
 from experiments.training import Lane, lane, train
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.measure import revision
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo
 
-SAMPLES = 8  # the paper chose by the held-out AURC of so many
+SAMPLES = 8  # the paper chose by the held-out AURC of this many
 
 
 @dataclass(frozen=True)
@@ -44,34 +47,67 @@ def search(
 
     A pipeline in the same folder finds what was trained here.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     pairs = [(name, seed) for seed in seeds for name in experiment.candidates]
-    weights = sources.fingerprint
-    lanes = [lane(experiment.name, experiment.candidates[name], seed, folder, weights) for name, seed in pairs]
-    splits = experiment.splits(sources, 0)
-
-    def start(lane: Lane) -> Any:
-        return experiment.model(lane.recipe, sources, lane.seed)
-
-    posteriors = train(lanes, start, splits.train, experiment.prepare, device, progress=progress)
-    held_out = Batches(splits.held_out, experiment.prepare, 500, device)
+    posteriors = _posteriors(experiment, pairs, folder, device, sources, progress=progress)
     trials = []
-    for (name, seed), each, posterior in zip(pairs, lanes, posteriors, strict=True):
-        model = start(each).to(device).eval()
-        trials.append(judge(name, seed, model, posterior, held_out))
-    write(experiment, trials, folder)
+    for (name, seed), (model, posterior) in zip(pairs, posteriors, strict=True):
+        held_out = PreparedBatches(experiment.splits(sources, seed).held_out, experiment.prepare, 500, device)
+        mean = evaluate(MeanNetwork(model, posterior), held_out, progress=False)
+        sampled = evaluate(MonteCarlo(model, posterior, SAMPLES, seed=seed), held_out, progress=False)
+        trials.append(Trial(name, seed, dict(mean.metrics), dict(sampled.metrics)))
+    recipes = {name: asdict(recipe) for name, recipe in experiment.candidates.items()}
+    found = {"revision": revision(), "recipes": recipes, "trials": [asdict(trial) for trial in trials]}
+    (folder / f"{experiment.name}-search.json").write_text(json.dumps(found, indent=1))
     return trials
 
 
-def judge(candidate: str, seed: int, model: nn.Module, posterior: Posterior, held_out: Batches) -> Trial:
-    mean = evaluate(MeanNetwork(model, posterior), held_out, progress=False)
-    sampled = evaluate(MonteCarlo(model, posterior, SAMPLES, seed=seed), held_out, progress=False)
-    return Trial(candidate, seed, dict(mean.metrics), dict(sampled.metrics))
+def _posteriors(
+    experiment: Experiment,
+    pairs: Sequence[tuple[str, int]],
+    folder: Path,
+    device: str,
+    sources: Sources,
+    *,
+    progress: bool,
+) -> Iterator[tuple[nn.Module, Posterior]]:
+    """Of each candidate with each seed, in their order: trained all together, or computed."""
+    weights, computed = sources.fingerprint, experiment.posterior
+    lanes = [lane(experiment.name, experiment.candidates[name], seed, folder, weights) for name, seed in pairs]
+
+    def start(lane: Lane) -> nn.Module:
+        return experiment.model(lane.recipe, sources, lane.seed)
+
+    if computed is not None:
+        for each in lanes:
+            model = start(each).to(device).eval()
+            yield model, computed(model, each.recipe, sources, each.seed)
+        return
+    try:
+        examples = experiment.splits(sources, pairs[0][1]).train
+        posteriors = train(lanes, start, examples, experiment.prepare, device, progress=progress)
+    except torch.OutOfMemoryError as error:
+        raise ExperimentError(
+            f"{device} has too little memory for {len(lanes)} networks side by side "
+            f"({str(error).partition('.')[0]}); give fewer --seeds"
+        ) from error
+    for each, posterior in zip(lanes, posteriors, strict=True):
+        yield start(each).to(device).eval(), posterior
 
 
-def write(experiment: Experiment, trials: Sequence[Trial], folder: Path) -> None:
-    """With the recipes that were tried, to ``<experiment>-search.json``."""
-    recipes = {name: asdict(recipe) for name, recipe in experiment.candidates.items()}
-    found = {"revision": revision(), "recipes": recipes, "trials": [asdict(trial) for trial in trials]}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{experiment.name}-search.json").write_text(json.dumps(found, indent=1))
+def trial_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
+    """Accuracy and AURC of the mean network and of the samples, averaged over seeds; the best candidate on top."""
+    table = Table(title="held-out data, mean over seeds", title_justify="left", title_style="bold")
+    table.add_column("candidate")
+    for kind in ("mean network", f"MC-{SAMPLES}"):
+        table.add_column(f"{kind}: accuracy % ↑", justify="right")
+        table.add_column(f"{kind}: AURC ×100 ↓", justify="right")
+    lines = {name: _averages([t for t in trials if t.candidate == name]) for name in experiment.candidates}
+    for name, averages in sorted(lines.items(), key=lambda line: line[1][-1]):
+        mark = " (the row's recipe)" if experiment.candidates[name] == experiment.recipe else ""
+        table.add_row(f"{name}{mark}", *(f"{100 * average:.2f}" for average in averages))
+    return table
+
+
+def _averages(trials: Sequence[Trial]) -> list[float]:
+    found = [[part[key] for part in (t.mean, t.sampled) for key in ("accuracy", "aurc")] for t in trials]
+    return [statistics.fmean(column) for column in zip(*found, strict=True)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from varprop.prediction.predictors import run
 
 
-class Stack:
+class SideBySide:
     """A row of trainable weights for each network; what they do not train they share, from the first."""
 
     def __init__(self, models: Sequence[nn.Module], device: torch.device | str) -> None:

@@ -22,10 +22,10 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from experiments import progress
 from experiments.augment import UNCHANGED, apply
-from experiments.data import Examples
+from experiments.data.labelled import Labelled
 from experiments.graph import Gradients
 from experiments.recipes import Recipe
-from experiments.stack import Stack, each_of
+from experiments.side_by_side import SideBySide, each_of
 from varprop.errors import InputError
 from varprop.optim import IVON
 from varprop.posterior import Posterior
@@ -73,7 +73,7 @@ def lane(
 def train(
     lanes: Sequence[Lane],
     model: Callable[[Lane], nn.Module],
-    examples: Examples,
+    examples: Labelled,
     prepare: Prepare,
     device: str,
     *,
@@ -105,14 +105,14 @@ class _Run:
     """Where the training stands. Networks with the same settings and schedule make a group, a parameter of IVON."""
 
     def __init__(
-        self, lanes: Sequence[Lane], models: Sequence[nn.Module], examples: Examples, prepare: Prepare, device: str
+        self, lanes: Sequence[Lane], models: Sequence[nn.Module], examples: Labelled, prepare: Prepare, device: str
     ) -> None:
         self.lanes, self.examples, self.prepare = lanes, examples, prepare
         self.device = torch.device(device)
-        self.stack = Stack(models, device)
+        self.networks = SideBySide(models, device)
         self.groups = [list(group) for _, group in itertools.groupby(range(len(lanes)), lambda i: lanes[i].pace)]
         self.rows = [
-            nn.Parameter(torch.stack([self.stack.row(models[i]).to(device) for i in group])) for group in self.groups
+            nn.Parameter(torch.stack([self.networks.row(models[i]).to(device) for i in group])) for group in self.groups
         ]
         settings = [
             {"params": [rows], **lanes[group[0]].recipe.ivon, "seed": tuple(lanes[i].seed for i in group)}
@@ -176,7 +176,7 @@ class _Run:
         inputs = each_of(inputs, lambda x: x.unflatten(0, many))
         # Fused attention fails in the backward pass of stacked networks (torch 2.11), and gains little at this size.
         with sdpa_kernel(SDPBackend.MATH), torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-            logits = self.stack(torch.cat([*self.rows]), inputs)
+            logits = self.networks(torch.cat([*self.rows]), inputs)
         each = F.cross_entropy(logits.float().flatten(0, 1), labels, reduction="none")
         return each.view(many).mean(1)
 
@@ -200,5 +200,5 @@ class _Run:
             hess = self.optimizer.state[rows]["hess"]
             variances = 1 / (settings["ess"] * (hess + settings["weight_decay"]))
             for mean, var in zip(rows.detach(), variances, strict=True):
-                found.append(Posterior.from_tensors(self.stack.named(mean), self.stack.named(var)))
+                found.append(Posterior.from_tensors(self.networks.named(mean), self.networks.named(var)))
         return found

@@ -8,17 +8,16 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
+import PIL.Image
 import torch
+from PIL.Image import Image, Resampling
 from torch import Tensor
 
-from varprop.errors import DataError
+from experiments.faults import DataError
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
+SHORT, CROP = 256, 224
 _CHUNK = 32
 # What Pillow raises for damaged files, from its own checks and from the readers of single formats.
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error, zlib.error, MemoryError)
@@ -28,22 +27,14 @@ def as_it_is(image: Image) -> Image:
     return image
 
 
-def centre_crop(side: int, resize: int) -> Callable[[Image], Image]:
-    """The short side to ``resize`` (bilinear), then the middle of ``side`` × ``side``: as is usual for ImageNet."""
-    if not 0 < side <= resize:
-        raise DataError(f"a crop of {side} pixels cannot be cut from a short side of {resize}")
-
-    def prepare(image: Image) -> Image:
-        from PIL.Image import Resampling
-
-        short = min(image.size)
-        if short != resize:
-            width, height = (int(resize * length / short) for length in image.size)
-            image = image.resize((width, height), Resampling.BILINEAR)
-        left, top = (round((length - side) / 2) for length in image.size)
-        return image.crop((left, top, left + side, top + side))
-
-    return prepare
+def centre_crop(image: Image) -> Image:
+    """The short side to 256 (bilinear), then the middle 224 × 224: as is usual for ImageNet."""
+    short = min(image.size)
+    if short != SHORT:
+        width, height = (int(SHORT * length / short) for length in image.size)
+        image = image.resize((width, height), Resampling.BILINEAR)
+    left, top = (round((length - CROP) / 2) for length in image.size)
+    return image.crop((left, top, left + CROP, top + CROP))
 
 
 def decode(
@@ -53,10 +44,6 @@ def decode(
     pack: str = "",
 ) -> Tensor:
     """RGB bytes [N, 3, height, width] of files, or of images in a ``pack``, in as many threads as there are cores."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise DataError("images are decoded with Pillow: pip install pillow") from None
     out = np.empty((len(sources), 3, *size), np.uint8)
 
     def fill(start: int) -> None:
@@ -65,20 +52,15 @@ def decode(
             out[row] = _pixels(source, size, prepare, source if isinstance(source, str) else f"image {row} of {pack}")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(fill, range(0, len(sources), _CHUNK)):
-            pass
+        list(pool.map(fill, range(0, len(sources), _CHUNK)))
     return torch.from_numpy(out)
 
 
 def _pixels(source: str | bytes, size: tuple[int, int], prepare: Callable[[Image], Image], where: str) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
     try:
-        with Image.open(source if isinstance(source, str) else io.BytesIO(source)) as image:
+        with PIL.Image.open(source if isinstance(source, str) else io.BytesIO(source)) as image:
             found = prepare(image.convert("RGB"))
-    except UnidentifiedImageError:
-        raise DataError(f"{where} is not an image that Pillow knows") from None
-    except (*_DAMAGE, Image.DecompressionBombError) as error:
+    except (*_DAMAGE, PIL.Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or error  # without the number of the error and the path once more
         raise DataError(f"{where} cannot be decoded: {reason}") from None
     if found.size != size[::-1]:

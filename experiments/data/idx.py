@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
+import gzip
 import math
-import os
 import struct
+import zlib
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from experiments.data.archives import gunzip
-from experiments.data.examples import check_labels
-from experiments.data.images import Images, Split
+from experiments.data.images import Images, ImageSet
+from experiments.data.labelled import check_labels
 from experiments.data.places import find
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
-GARMENTS = (
-    "T-shirt",
-    "trousers",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "boot",
-)
+GARMENTS = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
 
-def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> Images:
+def fashion_mnist(folder: Path | None = None) -> ImageSet:
     """60,000 and 10,000 images of 28×28."""
     remedy = "get the four files *-ubyte.gz (Debian: the package dataset-fashion-mnist)"
     place, _ = find("fashion-mnist", folder, [FILES], remedy)
     train, test = (_split(place / images, place / labels) for images, labels in (FILES[:2], FILES[2:]))
-    return Images("fashion-mnist", train, test, GARMENTS)
+    return ImageSet(train, test, GARMENTS)
 
 
-def _split(image_file: Path, label_file: Path) -> Split:
+def _split(image_file: Path, label_file: Path) -> Images:
     images, labels = read_idx(image_file), read_idx(label_file)
     if images.ndim != 3:
         raise DataError(f"{image_file} holds {images.ndim}-dimensional values, not images")
     if labels.shape != images.shape[:1]:
         raise DataError(f"{label_file} holds {list(labels.shape)} labels for the {len(images)} images beside it")
     check_labels(labels, len(GARMENTS), str(label_file), "Fashion-MNIST")
-    return Split(images.unsqueeze(1), labels.long())
+    return Images(images.unsqueeze(1), labels.long())
 
 
 def read_idx(path: Path) -> Tensor:
     """The bytes of one file: 0, 0, 8 (unsigned bytes), the number of dimensions, the sizes, the values."""
-    data = gunzip(path)
+    try:
+        data = gzip.decompress(path.read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}; download it again") from None
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
         raise DataError(f"{path} is not an IDX file of bytes")
     start = 4 + 4 * data[3]

@@ -7,10 +7,10 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
-class Examples(Protocol):
+class Labelled(Protocol):
     """Labels in memory, and inputs that may lie in memory or on disk."""
 
     @property
@@ -31,20 +31,15 @@ class Examples(Protocol):
         ...
 
 
-E = TypeVar("E", bound=Examples)
+L = TypeVar("L", bound=Labelled)
 
 
-def hold_out(examples: E, count: int, seed: int = 0) -> tuple[E, E]:
+def hold_out(examples: L, count: int, seed: int = 0) -> tuple[L, L]:
     """The examples without ``count`` random ones, and those: the same ones for the same seed."""
     if not 0 < count < len(examples):
         raise DataError(f"{count} of {len(examples)} examples cannot be held out: some must be left on both sides")
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
     return examples.take(order[count:]), examples.take(order[:count])
-
-
-def numbers(rows: Tensor | slice, count: int) -> list[int]:
-    """The rows out of ``count`` as plain numbers, for what is not a tensor."""
-    return torch.arange(count)[rows if isinstance(rows, slice) else rows.cpu()].tolist()
 
 
 def check_labels(labels: Tensor, classes: int, where: str, what: str) -> None:

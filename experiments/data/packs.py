@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
 def read_pack(path: Path, images: str = "images") -> tuple[list[bytes], Tensor]:

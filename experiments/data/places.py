@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.data.checksums import verify
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 VARIABLE = "VARPROP_DATA"
 """Environment variable: a folder that holds a folder for each data set."""
@@ -15,19 +14,18 @@ VARIABLE = "VARPROP_DATA"
 
 def find(
     name: str,
-    folder: str | os.PathLike[str] | None,
+    folder: Path | None,
     wanted: Sequence[Sequence[str]],
     remedy: str,
     also: Sequence[str] = (),
 ) -> tuple[Path, Sequence[str]]:
-    """The first folder with all files of one of the ``wanted`` lists, and that list; sums beside them are checked.
+    """The first folder with all files of one of the ``wanted`` lists, and that list.
 
     A data set's folder has its name or one of ``also``; a single file may lie directly in the root.
     """
     candidates = _candidates((name, *also), folder, wanted)
     for place, files in candidates:
         if all((place / file).is_file() for file in files):
-            verify(place, files)
             return place, files
     listed = ", ".join(dict.fromkeys(str(place) for place, _ in candidates))
     forms = " or ".join(_short(files) for files in wanted)
@@ -37,18 +35,22 @@ def find(
     )
 
 
+def roots(folder: Path | None) -> list[Path]:
+    """The folder that was given, or else those where data usually lies."""
+    if folder is not None:
+        return [folder.expanduser()]
+    named = os.environ.get(VARIABLE)
+    return [*([Path(named).expanduser()] if named else []), Path("data"), Path("/usr/share/datasets")]
+
+
 def _candidates(
-    names: Sequence[str], folder: str | os.PathLike[str] | None, wanted: Sequence[Sequence[str]]
+    names: Sequence[str], folder: Path | None, wanted: Sequence[Sequence[str]]
 ) -> list[tuple[Path, Sequence[str]]]:
     if folder is not None:
-        root = Path(folder).expanduser()
-        return [(root / name, files) for name in ("", *names) for files in wanted]
-    named = os.environ.get(VARIABLE)
-    roots = [Path(named).expanduser()] if named else []
-    roots += [Path("data"), Path("/usr/share/datasets")]
-    inside = [(root / name, files) for root in roots for name in names for files in wanted]
+        return [(root / name, files) for root in roots(folder) for name in ("", *names) for files in wanted]
+    inside = [(root / name, files) for root in roots(None) for name in names for files in wanted]
     # Files like train.tsv say nothing of what they are without a folder; a file that is everything does.
-    return inside + [(root, files) for root in roots for files in wanted if len(files) == 1]
+    return inside + [(root, files) for root in roots(None) for files in wanted if len(files) == 1]
 
 
 def _short(files: Sequence[str]) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.faults import DataError
 from experiments.models.resnet import ResNet
 from experiments.models.safe_weights import Tensors, fill
-from varprop.errors import DataError
 
 TOPOLOGY = "model.json"
 _BLOCK = re.compile(r"(res|bn)([2-5])([a-z])_branch(1|2a|2b|2c)")

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from experiments.faults import DataError
 from experiments.models.transformer import classifier, library, settings_of
-from varprop.errors import DataError
 
 LENGTH = 64
 """Tokens of a sentence of SST-2, with the two at the ends: 1 in 1,800 test sentences is longer, and cut."""

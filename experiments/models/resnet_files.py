@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from experiments.faults import DataError
 from experiments.models.keras import keras_resnet50
 from experiments.models.resnet import ResNet
 from experiments.models.safe_weights import Tensors, fill, parts_in, read
-from varprop.errors import DataError, PosteriorError
+from varprop.errors import PosteriorError
 from varprop.posterior import Posterior
 from varprop.posterior.file import replacing
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 Tensors = dict[str, Tensor]
 _SHOWN = 6

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.faults import DataError
 from experiments.models.safe_weights import parts_in
-from varprop.errors import DataError
 
 NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _SHOWN = 6

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from experiments.faults import DataError
 from experiments.models.transformer import NO_DROPOUT, classifier, library, settings_of
-from varprop.errors import DataError
 
 BASE: Mapping[str, int] = MappingProxyType(
     {

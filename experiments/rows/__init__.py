@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from experiments.experiment import Experiment
 from experiments.rows.cifar10_vit import CIFAR10_VIT
 from experiments.rows.cifar100_vit import CIFAR100_VIT
-from experiments.rows.digits import DIGITS
 from experiments.rows.fashion_mnist import FASHION_MNIST
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
 from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
+from varprop.errors import InputError
 
 ROWS: Mapping[str, Experiment] = MappingProxyType(
     {
@@ -25,8 +26,15 @@ ROWS: Mapping[str, Experiment] = MappingProxyType(
             TINY_IMAGENET_VIT,
             IMAGENET_SAMPLE_RESNET50,
             SST2_MINILM,
-            DIGITS,
             FASHION_MNIST,
         )
     }
 )
+
+
+def row_named(name: str) -> Experiment:
+    if name not in ROWS:
+        near = difflib.get_close_matches(name, ROWS, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise InputError(f"there is no row {name!r}{meant}; there are {', '.join(ROWS)}")
+    return ROWS[name]

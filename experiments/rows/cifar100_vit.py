@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from experiments.augment import Augment
+from experiments.data.cifar import cifar100
 from experiments.experiment import Experiment, Sources
 from experiments.models.prepare import VIT
 from experiments.models.vit_base import vit_base
@@ -32,7 +33,7 @@ CIFAR100_VIT = Experiment(
     title="CIFAR-100 (ViT-Base)",
     about="A pretrained ViT-B/16 fine-tuned on 45,000 images of CIFAR-100; 5,000 are held out.",
     paper="CIFAR-100 (ViT-Base)",
-    splits=splits("cifar100", held_out=5000),
+    splits=splits(cifar100, held_out=5000),
     model=start,
     recipe=Recipe(
         model={"classes": 100},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.augment import Augment
+from experiments.data.cifar import cifar10
 from experiments.experiment import Experiment
 from experiments.recipes import Recipe, Schedule
 from experiments.rows.scratch import centred, splits, vit
@@ -38,7 +39,7 @@ CIFAR10_VIT = Experiment(
     title="CIFAR-10 (sub-tiny ViT)",
     about="A ViT of 1.8 million weights trained from scratch on 45,000 images of CIFAR-10; 5,000 are held out.",
     paper="CIFAR-10 (sub-tiny ViT)",
-    splits=splits("cifar10", held_out=5000),
+    splits=splits(cifar10, held_out=5000),
     model=vit,
     recipe=PLATEAU,
     prepare=centred,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,15 +11,16 @@ from pathlib import Path
 
 from torch import nn
 
-from experiments.data import Split, hold_out, image_folder
-from experiments.data.places import VARIABLE
+from experiments.data.images import Images, image_folder
+from experiments.data.labelled import hold_out
+from experiments.data.places import VARIABLE, roots
 from experiments.experiment import Experiment, Sources, Splits
+from experiments.faults import DataError, ExperimentError
 from experiments.models.prepare import IMAGENET
 from experiments.models.resnet import ResNet
 from experiments.models.resnet_files import ivon_checkpoint
 from experiments.recipes import Recipe
 from experiments.rows.pretrained import NO_TRAINING, weights_of
-from varprop.errors import DataError, ExperimentError
 from varprop.posterior import Posterior
 
 NAME = "imagenet-resnet50"
@@ -44,7 +44,7 @@ def splits(held_out: int) -> Callable[[Sources, int], Splits]:
         images = image_folder(validation_folder(folder))
         test, held = hold_out(images, held_out)
         # Gone through in every epoch of every calibration: decoded once.
-        decoded = Split(held.read(slice(None)), held.labels)
+        decoded = Images(held.read(slice(None)), held.labels)
         return Splits(images.take(slice(0)), decoded, test, images.classes)  # nothing is trained
 
     return lambda sources, _: load(sources.data)
@@ -52,10 +52,7 @@ def splits(held_out: int) -> Callable[[Sources, int], Splits]:
 
 def validation_folder(folder: Path | None) -> Path:
     """The folder with a folder of validation images for each of the 1,000 classes."""
-    named = os.environ.get(VARIABLE)
-    usual = [Path(named)] if named else []
-    roots = [folder] if folder is not None else [*usual, Path("data"), Path("/usr/share/datasets")]
-    places = [root.expanduser() / below for root in roots for below in ("imagenet/val", "val", "")]
+    places = [root / below for root in roots(folder) for below in ("imagenet/val", "val", "")]
     counts = {place: _folders(place) for place in places}
     for place, count in counts.items():
         if count == CLASSES:

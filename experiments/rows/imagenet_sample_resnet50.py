@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from experiments.data import Split, hold_out, load
-from experiments.experiment import METHODS, NOWHERE, Experiment, Sources, Splits
-from experiments.loading import Batches
+from experiments.data.imagenet import imagenet_sample
+from experiments.data.images import Images
+from experiments.data.labelled import hold_out
+from experiments.experiment import METHODS, Experiment, Sources, Splits
+from experiments.loading import PreparedBatches
 from experiments.models.curvature import diagonal_fisher, laplace, smoothed
 from experiments.models.prepare import CAFFE
 from experiments.models.resnet_files import load_resnet50
 from experiments.recipes import Recipe
 from experiments.rows.pretrained import NO_TRAINING, weights_of
-from experiments.search import Trial, judge, write
 from varprop.evaluation.methods import named
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import device_of
@@ -38,8 +38,8 @@ CHOSEN = CANDIDATES["ess 1e+08, weight decay 1e-03"]
 
 
 @functools.lru_cache(maxsize=1)
-def _images(folder: Path | None) -> Split:
-    return load("imagenet-sample", folder)
+def _images(folder: Path | None) -> Images:
+    return imagenet_sample(folder)
 
 
 def splits(sources: Sources, seed: int) -> Splits:
@@ -54,27 +54,15 @@ def start(_: Recipe, sources: Sources, __: int) -> nn.Module:
     return load_resnet50(weights_of(sources, NAME, WANTED))
 
 
-def curvature(model: nn.Module, sources: Sources, seed: int) -> dict[str, Tensor]:
-    """From the images of the posterior's share, with labels drawn from the model."""
-    batches = Batches(splits(sources, seed).train, CAFFE, 50, str(device_of(model)))
-    return smoothed(diagonal_fisher(model, batches, seed=seed, progress=False))
+@functools.lru_cache(maxsize=1)
+def curvature(sources: Sources, seed: int, device: str) -> dict[str, Tensor]:
+    """From the images of the posterior's share, with labels drawn from the model; all candidates share it."""
+    batches = PreparedBatches(splits(sources, seed).train, CAFFE, 50, device)
+    return smoothed(diagonal_fisher(start(CHOSEN, sources, seed).to(device), batches, seed=seed, progress=False))
 
 
 def posterior(model: nn.Module, recipe: Recipe, sources: Sources, seed: int) -> Posterior:
-    return laplace(model, curvature(model, sources, seed), **recipe.ivon)
-
-
-def choose(seeds: Sequence[int], folder: Path, device: str, sources: Sources = NOWHERE) -> list[Trial]:
-    """All candidates with all seeds, judged on held-out images; written to a file as ``search`` does."""
-    model = start(CHOSEN, sources, 0).to(device)
-    trials = []
-    for seed in seeds:
-        fisher = curvature(model, sources, seed)
-        held_out = Batches(splits(sources, seed).held_out, CAFFE, 100, device)
-        for name, candidate in CANDIDATES.items():
-            trials.append(judge(name, seed, model, laplace(model, fisher, **candidate.ivon), held_out))
-    write(IMAGENET_SAMPLE_RESNET50, trials, folder)
-    return trials
+    return laplace(model, curvature(sources, seed, str(device_of(model))), **recipe.ivon)
 
 
 IMAGENET_SAMPLE_RESNET50 = Experiment(

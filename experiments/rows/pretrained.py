@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.experiment import Sources
+from experiments.faults import ExperimentError
 from experiments.recipes import Recipe
-from varprop.errors import ExperimentError
 
 NO_TRAINING = Recipe(epochs=0, batch=0, ivon={})
 """Of experiments whose posterior is read or computed."""

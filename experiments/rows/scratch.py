@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from experiments.data import Images
-from experiments.data import load as read
+from experiments.data.images import ImageSet
+from experiments.data.labelled import hold_out
 from experiments.experiment import Sources, Splits
 from experiments.models.vit import ViT
 from experiments.recipes import Recipe
 
 
-def splits(name: str, held_out: int) -> Callable[[Sources, int], Splits]:
+def splits(read: Callable[[Path | None], ImageSet], held_out: int) -> Callable[[Sources, int], Splits]:
     """The same images are held out for every seed, as in the paper: seeds differ in the training alone."""
 
     @functools.lru_cache(maxsize=1)
-    def load(sources: Sources) -> tuple[Images, Splits]:
-        images = read(name, sources.data)
-        train, held = images.hold_out(held_out)
-        return images, Splits(train, held, images.test, images.classes)
+    def load(folder: Path | None) -> Splits:
+        images = read(folder)
+        return Splits(*hold_out(images.train, held_out), images.test, images.classes)
 
-    return lambda sources, _: load(sources)[1]
+    return lambda sources, _: load(sources.data)
 
 
 def vit(recipe: Recipe, _: Sources, seed: int) -> nn.Module:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from experiments.data import Sentences, Tokens, hold_out, load
+from experiments.data.labelled import hold_out
+from experiments.data.sentences import Sentences, Tokens, sst2
 from experiments.experiment import Experiment, Sources, Splits
 from experiments.models.minilm import minilm, tokenize
 from experiments.recipes import Recipe, Schedule
@@ -21,7 +22,7 @@ WANTED = "give the folder of MiniLM (config.json, tokenizer.json, safetensors), 
 @functools.lru_cache(maxsize=1)
 def _read(sources: Sources) -> Splits:
     folder = weights_of(sources, NAME, WANTED)
-    texts = load("sst2", sources.data)
+    texts = sst2(sources.data)
     dev = _tokens(folder, texts.dev)
     # GLUE's own test file has no labels.
     held_out, test = hold_out(dev, len(dev) // 2) if texts.test is None else (dev, _tokens(folder, texts.test))
@@ -37,7 +38,7 @@ def splits(sources: Sources, _: int) -> Splits:
 
 
 def _tokens(folder: Path, part: Sentences) -> Tokens:
-    return Tokens(labels=part.labels, **tokenize(folder, part.sentences))
+    return Tokens(labels=part.labels, **tokenize(folder, part.texts))
 
 
 def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.augment import Augment
+from experiments.data.imagenet import tiny_imagenet
 from experiments.experiment import Experiment
 from experiments.recipes import Recipe, Schedule
 from experiments.rows.cifar10_vit import IVON
@@ -35,7 +36,7 @@ TINY_IMAGENET_VIT = Experiment(
     about="A ViT of 1.9 million weights trained from scratch on 31,500 images of 100 classes; 3,500 are held out.",
     paper="CIFAR-100 (ViT-Base)",
     stand_in=True,
-    splits=splits("tiny-imagenet", held_out=3500),
+    splits=splits(tiny_imagenet, held_out=3500),
     model=vit,
     recipe=PLATEAU,
     prepare=centred,

@@ -73,14 +73,6 @@ class ResultsError(VarpropError, ValueError):
     """A results folder that cannot be read or written, or a row that does not belong in one."""
 
 
-class DataError(VarpropError, ValueError):
-    """A data set that is missing, damaged or unknown."""
-
-
-class ExperimentError(VarpropError, RuntimeError):
-    """An experiment that cannot be run here as it was asked for."""
-
-
 class SettingError(VarpropError, ValueError):
     """An option of the optimizer, or a checkpoint of it, that makes no sense."""
 

@@ -11,10 +11,10 @@ from experiments import pipeline, training
 from experiments.models.safe_weights import fill
 from experiments.recipes import Schedule
 from experiments.rows import ROWS
-from tests.experiments.made import RECIPE, experiment, splits
+from tests.experiments.synthetic import RECIPE, experiment, splits
 from varprop.cli import commands, experiments
-from varprop.errors import DataError
 from varprop.evaluation.methods import named
+from experiments.faults import DataError
 from varprop.report import Norms, Results
 
 pytestmark = [

@@ -5,7 +5,7 @@ import torch
 
 from experiments.models.resnet import ResNet
 from experiments.models.resnet_files import ivon_checkpoint
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 ivon = pytest.importorskip("ivon")
 ESS, DECAY = 100.0, 0.01

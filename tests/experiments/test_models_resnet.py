@@ -12,7 +12,8 @@ from experiments.models.resnet import ResNet
 from experiments.models.resnet_files import load_resnet50, save_resnet50
 from tests.experiments import keras_files
 from tests.models import posterior_of
-from varprop.errors import DataError, InputError
+from experiments.faults import DataError
+from varprop.errors import InputError
 
 
 def small(seed=0, **options):

@@ -15,7 +15,7 @@ from tests.experiments import hf_folders
 from tests.experiments.hf_folders import SIZES
 from tests.models import posterior_of
 from varprop.calibration.scales import OUTPUT_ONLY
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 SENTENCES = ["A good film.", "bad films", "good " * 20]
 

@@ -10,9 +10,10 @@ import torch
 from experiments import pipeline
 from experiments.experiment import METHODS, Sources, Splits
 from experiments.pipeline import Pipeline
-from tests.experiments.made import FEW, RECIPE, every_method, experiment, splits
+from tests.experiments.synthetic import FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
-from varprop.errors import DataError, ExperimentError, ResultsError
+from experiments.faults import DataError, ExperimentError
+from varprop.errors import ResultsError
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.methods import listed, named
 from varprop.evaluation.rows import METRICS

@@ -12,9 +12,9 @@ from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, imagenet_resnet50, imagenet_sample_resnet50
 from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
 from experiments.rows.sst2_minilm import masked
-from experiments.stack import Stack, each_of
+from experiments.side_by_side import Stack, each_of
 from tests.experiments import made_rows
-from tests.experiments.made_rows import METHODS
+from tests.experiments.synthetic_rows import METHODS
 from varprop.report import tables
 from varprop.report.summary import Summary
 

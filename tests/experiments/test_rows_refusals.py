@@ -12,7 +12,7 @@ from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
 from tests.experiments import hf_folders, made_rows
 from tests.models import SMALL
-from varprop.errors import DataError, ExperimentError
+from experiments.faults import DataError, ExperimentError
 
 PRETRAINED = ("cifar100-vit", "imagenet-resnet50", "imagenet-sample-resnet50", "sst2-minilm")
 

@@ -14,7 +14,7 @@ from experiments.recipes import Schedule
 from experiments.rows.scratch import centred, vit
 from experiments.search import search
 from experiments.training import Lane, train
-from tests.experiments.made import RECIPE, experiment, splits
+from tests.experiments.synthetic import RECIPE, experiment, splits
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate
 from varprop.prediction.predictors import MonteCarlo

@@ -16,7 +16,7 @@ from experiments.recipes import Recipe, Schedule
 from experiments.rows import ROWS
 from experiments.rows.scratch import centred, vit
 from experiments.training import Lane, train
-from tests.experiments.made import RECIPE, splits
+from tests.experiments.synthetic import RECIPE, splits
 from varprop.errors import InputError
 
 DATA = splits().train

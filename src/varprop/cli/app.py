@@ -1,73 +1,54 @@
-"""``varprop``: the commands, their options, and what becomes of errors."""
+"""``varprop``: the commands. Each is a call of the library."""
 
 from __future__ import annotations
 
-import sys
-import warnings
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import torch
 import typer
-import yaml  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop import errors
-from varprop.cli import commands
-from varprop.evaluation.methods import title
+from varprop.calibration import scales
+from varprop.cli import shell
+from varprop.cli.demo import demonstrate
+from varprop.cli.references import batches_of, device_named, inputs_of, link_of, model_of, numbers, tried, writable
+from varprop.cli.screen import show, show_points
+from varprop.cli.shell import Device, RecipeFile, Seeds
+from varprop.errors import InputError
+from varprop.evaluation.cost import relative_costs
+from varprop.evaluation.measure import measure
+from varprop.evaluation.methods import listed, title
+from varprop.network import coverage as covering
+from varprop.network.moment_net import propagate
+from varprop.posterior import Posterior
+from varprop.prediction.predictors import Propagated
+from varprop.report import Results, read_results, write_report
+from varprop.rules import NAMED
 
-USAGE: type[Exception] = typer.BadParameter.__mro__[1]
-"""click's UsageError, which newer versions of typer have a copy of."""
-INTERRUPTED = 130
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    help="Calibrated uncertainty in one forward pass.",
-    pretty_exceptions_enable=False,
-)
-
-
-def read_recipe(context: typer.Context, path: Path | None) -> Path | None:
-    """Values of a YAML file become the defaults of the command's options; flags win."""
-    if path is None:
-        return None
-    try:
-        found = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    known = {parameter.name for parameter in context.command.params}
-    if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path} holds no options, such as 'epochs: 5'")
-    values = {str(key).replace("-", "_"): _as_flag(value) for key, value in found.items()}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        options = ", ".join(sorted(name for name in known if name and name != "recipe"))
-        raise typer.BadParameter(f"{path} has unknown options: {', '.join(unknown)}; there are {options}")
-    context.default_map = {**(context.default_map or {}), **values}
-    return path
-
-
-def _as_flag(value: Any) -> Any:
-    """Lists as they are written on the command line, with commas between; other values as text, to be read as flags."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return value if isinstance(value, bool) or value is None else str(value)
-
+app = shell.new_app("Calibrated uncertainty in one forward pass.")
 
 Model = Annotated[str, typer.Option(help="module:function that returns the model.")]
 PosteriorFile = Annotated[Path, typer.Option(help="What Posterior.save wrote.")]
-Batches = Annotated[str, typer.Option(help="module:function that returns batches (inputs, target).")]
+BatchesName = Annotated[str, typer.Option(help="module:function that returns batches (inputs, target).")]
 LinkName = Annotated[str, typer.Option(help="softmax, sigmoid, mean-field-softmax or probit-sigmoid.")]
-RecipeFile = Annotated[
-    Path | None, typer.Option("--recipe", is_eager=True, callback=read_recipe, help="YAML file with these options.")
-]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default what torch finds best.")]
+
+
+@app.command(epilog="Example: varprop demo --seeds 0-4")
+def demo(
+    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("results/digits"),
+    seeds: Seeds = "0",
+    costs: Annotated[bool, typer.Option(help="Also time compiled passes, which takes another minute.")] = False,
+) -> None:
+    """Train a small ViT on digits with IVON, calibrate, compare the methods, and write a report."""
+    started = time.perf_counter()
+    console = Console()
+    console.print("[bold]Digits (small ViT)[/bold]: training, calibrating, predicting", highlight=False)
+    show(demonstrate(out, numbers(seeds), costs=costs), console)
+    _report(out, None, console)
+    console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 
 
 @app.command(epilog="Example: varprop coverage ViTForImageClassification")
@@ -77,7 +58,14 @@ def coverage(
     rules: Annotated[str, typer.Option(help="CVP or STREAMLINING.")] = "CVP",
 ) -> None:
     """Which ops of a model have a rule, and where variance flows. Exit code 1 if a rule is missing."""
-    table = commands.coverage(model, shape, rules)
+    if rules not in NAMED:
+        raise InputError(f"there is no rule set {rules!r}; there are {', '.join(NAMED)}")
+    network = model_of(model)
+    mean = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    posterior = Posterior.from_tensors(mean, {name: torch.full_like(w, 1e-6) for name, w in mean.items()})
+    args, kwargs = inputs_of(network, shape)
+    tried(network, args, kwargs)
+    table = covering.coverage(network, posterior, *args, rules=NAMED[rules], **kwargs)
     typer.echo(table)
     raise typer.Exit(1 if table.missing else 0)
 
@@ -88,7 +76,7 @@ def coverage(
 def calibrate(
     model: Model,
     posterior: PosteriorFile,
-    data: Batches,
+    data: BatchesName,
     out: Annotated[Path, typer.Option(help="Folder to save the calibrated network in.")],
     link: LinkName = "softmax",
     output_only: Annotated[bool, typer.Option(help="One scale, at the output, instead of one per layer.")] = False,
@@ -99,9 +87,21 @@ def calibrate(
     recipe: RecipeFile = None,
 ) -> None:
     """Fit variance scales on held-out data and save the network."""
-    net = commands.calibrate(
-        model, posterior, data, out, link, device, output_only=output_only, epochs=epochs, lr=lr, batch_size=batch_size
+    chosen = link_of(link)
+    gaussian = Posterior.load(posterior).to(device_named(device))
+    network = model_of(model).to(device)
+    batches = batches_of(data, network)
+    writable(out)
+    net = scales.calibrate(
+        propagate(network, gaussian),
+        batches,
+        link=chosen,
+        scales=scales.OUTPUT_ONLY if output_only else scales.PER_LAYER,
+        epochs=epochs,
+        lr=lr,
+        batch_size=batch_size,
     )
+    Propagated(net, link=chosen).save_pretrained(out)
     table = Table("module", "α", title=f"scales of {out}")
     for name, alpha in net.scales.items():
         table.add_row(name, f"{alpha:.3g}")
@@ -115,8 +115,8 @@ def calibrate(
 def evaluate(
     model: Model,
     posterior: PosteriorFile,
-    held_out: Batches,
-    test: Batches,
+    held_out: BatchesName,
+    test: BatchesName,
     out: Annotated[Path, typer.Option(help="Results folder; rows are added to it.")],
     methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,temperature,mc-8,streamlining,cvp",
     row: Annotated[str, typer.Option(help="Name of the experiment in tables.")] = "mine",
@@ -126,8 +126,17 @@ def evaluate(
     recipe: RecipeFile = None,
 ) -> None:
     """Fit every method on held-out data, evaluate it on test data, and print one table."""
-    results = commands.evaluate(model, posterior, held_out, test, out, methods, row, seed, link, device)
-    commands.show(results, Console())
+    chosen, found = listed(methods), link_of(link)
+    results = Results(writable(out))
+    _ = results.rows  # refuses a folder that holds something else
+    gaussian = Posterior.load(posterior).to(device_named(device))
+    network = model_of(model).to(device)
+    fitting, testing = (batches_of(data, network) for data in (held_out, test))
+    config = {"model": model, "posterior": str(posterior), "held_out": held_out, "test": test, "link": link}
+    for method in chosen:
+        predictor = method.build(network, gaussian, fitting, link=found, seed=seed)
+        results.add(*measure(predictor, fitting, testing, row=row, method=method.slug, seed=seed, config=config))
+    show(results, Console())
 
 
 @app.command(epilog="Example: varprop bench --model mine:model --posterior p.safetensors --shape 8,3,224,224")
@@ -140,7 +149,15 @@ def bench(
     recipe: RecipeFile = None,
 ) -> None:
     """What a compiled pass of each method costs, in plain passes and in Monte Carlo samples."""
-    costs = commands.bench(model, posterior, shape, methods, device)
+    chosen = listed(methods)
+    gaussian = Posterior.load(posterior).to(device_named(device))
+    network = model_of(model).to(device)
+    args, kwargs = inputs_of(network, shape)
+    args, kwargs = tuple(x.to(device) for x in args), {name: x.to(device) for name, x in kwargs.items()}
+    tried(network, args, kwargs)
+    costs = relative_costs(chosen, network, gaussian, *args, **kwargs)
+    if not costs:
+        raise InputError("there is nothing to compare without a compiler: install one for C++, such as g++")
     table = Table("method", "plain passes", "MC samples")
     for slug, cost in costs.items():
         table.add_row(title(slug), f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
@@ -156,47 +173,15 @@ def report(
     ] = None,
 ) -> None:
     """Tables, figures and one HTML file from the rows in a results folder."""
-    commands.report(folder, out, Console(), risk)
+    console = Console()
+    if risk is not None:
+        show_points(read_results(folder), risk, console)
+    _report(folder, out, console)
 
 
-def main(app: typer.Typer = app) -> None:
-    """Errors on purpose are one line and exit code 2; what is finished by then is on disk."""
-    with warnings.catch_warnings():
-        warnings.showwarning = _Warnings()  # type: ignore[assignment]
-        try:
-            code = app(standalone_mode=False)
-        except USAGE as error:
-            _misused(error)
-        except errors.VarpropError as error:
-            _fail(str(error))
-        except OSError as error:
-            named = f" {error.filename}" if error.filename else ""
-            _fail(f"cannot read or write{named}: {error.strerror or error}; choose another place")
-    if code == INTERRUPTED:
-        typer.echo("\nstopped; what was finished is kept, and the same command goes on from there", err=True)
-    sys.exit(code)
+def _report(folder: Path, out: Path | None, console: Console) -> None:
+    console.print(f"report: {write_report(folder, out)}", highlight=False, soft_wrap=True)
 
 
-def _misused(error: Any) -> None:
-    command = error.ctx.command_path if error.ctx else "varprop"
-    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
-        error.show()
-        sys.exit(2)
-    _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
-
-
-def _fail(message: str) -> None:
-    typer.echo(f"error: {message}", err=True)
-    sys.exit(2)
-
-
-class _Warnings:
-    """Each on a line above the progress bars, and only once: several methods may have the same to say."""
-
-    def __init__(self) -> None:
-        self.told: set[str] = set()
-
-    def __call__(self, message: Warning | str, *_: Any) -> None:
-        if str(message) not in self.told:
-            self.told.add(str(message))
-            tqdm.write(f"warning: {message}", file=sys.stderr)
+def main() -> None:
+    shell.run(app)

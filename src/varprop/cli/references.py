@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,31 @@ from varprop.prediction.batches import read, repeatable
 from varprop.prediction.links import Link
 from varprop.prediction.predictors import device_of
 from varprop.prediction.stored import LINKS
+
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def numbers(text: str) -> list[int]:
+    """``0``, ``0-4`` or ``0,3``."""
+    found: list[int] = []
+    for part in text.split(","):
+        matched = _RANGE.fullmatch(part.strip())
+        first, last = (int(matched[1]), int(matched[2] or matched[1])) if matched else (1, 0)
+        if last < first:
+            raise InputError(f"seeds are numbers or ranges, such as 0, 0-4 or 0,3, not {text!r}")
+        found += range(first, last + 1)
+    return found
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made if need be: one that cannot be written to is refused before the work, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"no permission to write to {folder}; choose another folder")
+    return folder
 
 
 def call(reference: str, what: str) -> Any:

@@ -5,7 +5,7 @@ import torch
 from experiments.data import cifar10, load
 from experiments.data.cifar import ARCHIVE, PACKS, PARTS
 from tests.experiments.data.formats import COLOUR, COLOUR_LABELS, archive, binary, pack, packed, sheet
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
 @pytest.mark.parametrize("form", [binary, archive, packed])

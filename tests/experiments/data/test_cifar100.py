@@ -5,7 +5,7 @@ import torch
 from experiments.data import cifar100, load
 from experiments.data.cifar import ARCHIVE_100, NAMES_100
 from tests.experiments.data.formats import FINE, FINE_LABELS, FINE_NAMES, hundred, hundred_archive, hundred_binary
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
 @pytest.mark.parametrize("form", [hundred_binary, hundred_archive])

@@ -8,7 +8,7 @@ import torch
 from experiments.data import fashion_mnist, load
 from experiments.data.idx import FILES
 from tests.experiments.data.formats import GREY, GREY_LABELS, fashion, idx
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = FILES
 

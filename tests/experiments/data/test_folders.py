@@ -5,7 +5,7 @@ from PIL import Image
 
 from experiments.data import hold_out, image_folder
 from tests.experiments.data.formats import picture
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
 @pytest.fixture

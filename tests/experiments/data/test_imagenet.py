@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.data import imagenet_sample, load, tiny_imagenet
 from tests.experiments.data.formats import SHADE_LABELS, SHADES, encoded, image_pack, picture, tiny_official, tiny_pack
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 CLASSES = ("goldfish", "bullfrog", "alligator")
 

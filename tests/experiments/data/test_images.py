@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiments.data import DATASETS, Images, Split, digits, load
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
 def numbered(count):

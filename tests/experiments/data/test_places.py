@@ -14,7 +14,7 @@ from tests.experiments.data.formats import (
     tiny_official,
     tiny_pack,
 )
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
 @pytest.fixture

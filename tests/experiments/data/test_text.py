@@ -5,7 +5,7 @@ import torch
 
 from experiments.data import Sentences, Tokens, hold_out, load, sst2
 from tests.experiments.data.formats import GLUE, OTHER_GLUE, glue
-from varprop.errors import DataError
+from experiments.faults import DataError
 
 
 @pytest.mark.parametrize("zipped", [False, True])

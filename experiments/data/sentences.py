@@ -1,0 +1,93 @@
+"""Sentences with labels (SST-2), and what a tokenizer makes of them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from experiments.data.places import find
+from experiments.faults import DataError
+
+FILES = ("train.tsv", "dev.tsv", "test.tsv")
+ZIPPED = tuple(f"{file}.gz" for file in FILES)
+SENTIMENTS = ("negative", "positive")
+_SENTENCE = ("sentence", "content", "text")
+
+
+class Sentences(NamedTuple):
+    """Sentences, and their class indices [N]."""
+
+    texts: list[str]
+    labels: Tensor
+
+
+class SentenceSet(NamedTuple):
+    """A data set of sentences; ``test`` is None where its labels are not published, as in GLUE itself."""
+
+    train: Sentences
+    dev: Sentences
+    test: Sentences | None
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens [N, length], padded to one length, under the names of a model's arguments; class indices [N]."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor | slice) -> Self:
+        return type(self)(labels=self.labels[rows], **self.read(rows))
+
+    def read(self, rows: Tensor | slice) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return {"input_ids": self.input_ids[rows], "attention_mask": self.attention_mask[rows]}
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(*(tensor.to(device) for tensor in (self.input_ids, self.attention_mask, self.labels)))
+
+
+def sst2(folder: Path | None = None) -> SentenceSet:
+    """67,349, 872 and 1,821 sentences from film reviews, negative or positive."""
+    remedy = "get SST-2 of GLUE (gluebenchmark.com/tasks)"
+    place, files = find("sst2", folder, [FILES, ZIPPED], remedy, also=["SST-2"])
+    train, dev, test = (_read_tsv(place / file) for file in files)
+    if train is None or dev is None:
+        raise DataError(f"{place / files[0 if train is None else 1]} has no column 'label'")
+    return SentenceSet(train, dev, test, SENTIMENTS)
+
+
+def _read_tsv(path: Path) -> Sentences | None:
+    """Columns as its first line names them, without quoting; None without a column of labels."""
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", newline="")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8", newline="") as file
+        ):
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not a whole table in UTF-8: {error}; download it again") from None
+    named = next((name for name in _SENTENCE if rows and name in rows[0]), None)
+    if named is None:
+        raise DataError(f"{path} holds no sentences: its first line should name a column 'sentence', and lines follow")
+    labels = []
+    for number, row in enumerate(rows, 2):  # the first line is the header
+        if None in row or None in row.values():
+            raise DataError(f"line {number} of {path} has not as many columns as its header")
+        if "label" in row and row["label"] not in ("0", "1"):
+            raise DataError(f"line {number} of {path} has the label {row['label']!r} instead of 0 or 1")
+        labels.append(int(row.get("label", -1)))
+    return Sentences([row[named].strip() for row in rows], torch.tensor(labels)) if "label" in rows[0] else None

@@ -1,0 +1,59 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from varprop.errors import InputError
+from varprop.evaluation.curves import staircase
+from varprop.report import Results, Row, Summary, tables
+
+SHOWN = ("accuracy", "aurc", "c@1", "ece", "nll", "cost.plain")
+
+
+def show(results: Results, console: Console) -> None:
+    """The main columns of every experiment; the report has them all."""
+    summary = Summary(results.rows)
+    for experiment in summary.experiments:
+        columns = [column for column in summary.columns if column.key in SHOWN]
+        table = tables.results(summary, experiment, columns)
+        shown = _table(table.title, *(f"{tables.heading(column, columns)} {column.arrow}" for column in columns))
+        for name, cells in table.lines:
+            shown.add_row(name, *(f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells))
+        console.print(shown)
+
+
+def show_points(results: Results, risk: float, console: Console) -> None:
+    """The lowest threshold within the risk on held-out data, and what it does on test data."""
+    if not 0 < risk < 1:
+        raise InputError(
+            f"a risk is a fraction between 0 and 1, such as 0.01 for one wrong answer in 100, not {risk:g}"
+        )
+    summary = Summary(results.rows)
+    for experiment in summary.experiments:
+        title = f"{experiment}: at most {100 * risk:g} % wrong"
+        table = _table(title, "seed", "threshold", "answered %", "of them wrong %")
+        for method in summary.methods_in(experiment):
+            for row in summary.of(experiment, method):
+                table.add_row(method, str(row.seed), *_point(results, row, risk))
+        console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("method", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _point(results: Results, row: Row, risk: float) -> tuple[str, str, str]:
+    scores = results.scores(row)
+    steps = staircase(scores) if scores else None
+    at = steps.at(risk) if steps else None
+    if steps is None or at is None:
+        return ("not known" if steps is None else "none is enough", "", "")
+    answered, wrong = int(steps.answered[at]), float(steps.errors[at])
+    rate = f"{100 * wrong / answered:.2f}" if answered else ""
+    return f"{steps.threshold[at]:.4f}", f"{100 * answered / row.examples:.1f}", rate

@@ -1,0 +1,107 @@
+"""What every command has in common: options from a YAML file, and errors and warnings of one line."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml  # type: ignore[import-untyped]
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from varprop import errors
+
+USAGE: type[Exception] = typer.BadParameter.__mro__[1]
+"""click's UsageError, which newer versions of typer have a copy of."""
+INTERRUPTED = 130
+
+
+def new_app(about: str) -> typer.Typer:
+    return typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        help=about,
+        pretty_exceptions_enable=False,
+    )
+
+
+def read_recipe(context: typer.Context, path: Path | None) -> Path | None:
+    """Values of a YAML file become the defaults of the command's options; flags win."""
+    if path is None:
+        return None
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    known = {parameter.name for parameter in context.command.params}
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path} holds no options, such as 'epochs: 5'")
+    values = {str(key).replace("-", "_"): _as_flag(value) for key, value in found.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        options = ", ".join(sorted(name for name in known if name and name != "recipe"))
+        raise typer.BadParameter(f"{path} has unknown options: {', '.join(unknown)}; there are {options}")
+    context.default_map = {**(context.default_map or {}), **values}
+    return path
+
+
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", is_eager=True, callback=read_recipe, help="YAML file with these options.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Seeds = Annotated[str, typer.Option(help="One or several: 0, 0-4, 0,3.")]
+
+
+def _as_flag(value: Any) -> Any:
+    """Lists as they are written on the command line, with commas between; other values as text, to be read as flags."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return value if isinstance(value, bool) or value is None else str(value)
+
+
+def run(app: typer.Typer) -> None:
+    """Errors on purpose are one line and exit code 2; what is finished by then is on disk."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _Warnings()  # type: ignore[assignment]
+        try:
+            code = app(standalone_mode=False)
+        except USAGE as error:
+            _misused(error)
+        except errors.VarpropError as error:
+            _fail(str(error))
+        except OSError as error:
+            named = f" {error.filename}" if error.filename else ""
+            _fail(f"cannot read or write{named}: {error.strerror or error}; choose another place")
+    if code == INTERRUPTED:
+        typer.echo("\nstopped; what was finished is kept, and the same command goes on from there", err=True)
+    sys.exit(code)
+
+
+def _misused(error: Any) -> None:
+    command = error.ctx.command_path if error.ctx else "varprop"
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
+        error.show()
+        sys.exit(2)
+    _fail(f"{error.format_message().rstrip('.')}; see {command} --help")
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"error: {message}", err=True)
+    sys.exit(2)
+
+
+class _Warnings:
+    """Each on a line above the progress bars, and only once: several methods may have the same to say."""
+
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: Any) -> None:
+        if str(message) not in self.told:
+            self.told.add(str(message))
+            tqdm.write(f"warning: {message}", file=sys.stderr)
