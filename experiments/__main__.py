@@ -141,4 +141,4 @@ def _run(pipeline: Pipeline, console: Console) -> None:
 
 
 if __name__ == "__main__":
-    shell.run(app)
+    shell.run(app, "python -m experiments")

@@ -15,7 +15,7 @@ class Augment:
     """Which changes, and how large. The default changes nothing."""
 
     pad: int = 0
-    """Images are moved by up to so many pixels; what comes in is black."""
+    """Images are moved by up to this many pixels; what comes in is black."""
     flip: bool = False
     jitter: float = 0.0
     """Brightness, contrast and saturation are multiplied by 1 ± up to this."""

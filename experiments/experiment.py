@@ -77,8 +77,8 @@ class Experiment:
     """Where the posterior comes from, if not from training."""
     methods: tuple[Method, ...] = METHODS
     side_by_side: int = 1
-    """So many seeds are trained together on a GPU."""
+    """This many seeds are trained together on a GPU."""
     evaluation_batch: int = 500
-    """So many examples go through a network together on a GPU, to evaluate it."""
+    """This many examples go through a network together on a GPU, to evaluate it."""
     candidates: Mapping[str, Recipe] = field(default_factory=dict)
     """Recipes that ``recipe`` was chosen from, on held-out data."""

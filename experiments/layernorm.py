@@ -1,4 +1,4 @@
-"""LayerNorm's rules against sampling: for made-up inputs, and for those inside a propagated network."""
+"""LayerNorm's rules against sampling: for synthetic inputs, and for those inside a propagated network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from varprop.rules import CVP, STREAMLINING, RuleSet
 
 RULES: dict[str, RuleSet] = {"CVP": CVP, "Streamlining": STREAMLINING}
 WIDTHS = (0.5, 2.0, 5.0, 10.0)
-"""Of the uniform distributions that made-up variances come from."""
+"""Of the uniform distributions that synthetic variances come from."""
 _CHUNK = 1 << 22  # numbers drawn at a time
 
 _layer_norm = torch.ops.aten.layer_norm.default

@@ -18,7 +18,6 @@ from experiments.layernorm import traced
 from experiments.loading import PreparedBatches
 from experiments.recipes import Recipe
 from experiments.training import Lane, lane, train
-from varprop.errors import ResultsError
 from varprop.evaluation.cost import Cost, relative_costs
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.evaluation.fidelity import compare
@@ -47,7 +46,7 @@ class Pipeline:
     epochs: int | None = None
     """Instead of the recipe's."""
     limit: int | None = None
-    """So many training examples at most, and a tenth of it held out and tested: to see that all works."""
+    """This many training examples at most, and a tenth of it held out and tested: to see that all works."""
     side_by_side: int | None = None
     progress: bool = True
     say: Callable[[str], None] = print
@@ -59,7 +58,7 @@ class Pipeline:
         if not any(missing.values()):
             self.say(f"all {len(self.experiment.methods)} methods are there already: nothing to do")
             return results
-        self._open_folder()
+        self.folder.mkdir(parents=True, exist_ok=True)  # fails before the training, not after it
         self._show_examples(results)
         wanted = [seed for seed, methods in missing.items() if methods]
         try:
@@ -199,16 +198,12 @@ class Pipeline:
         )
         return _Subject(model, posterior, held_out, test)
 
-    def costs(self) -> dict[str, Cost]:
+    def _costs(self, subject: _Subject) -> dict[str, Cost]:
         """What each method costs: measured once for an experiment and a device, and kept beside the rows."""
-        return self._costs(None)
-
-    def _costs(self, subject: _Subject | None) -> dict[str, Cost]:
         file = self.folder / f"{self.experiment.name}-costs-{self.device.partition(':')[0]}.json"
         found: dict[str, Cost] = json.loads(file.read_text()) if file.is_file() else {}
         if all(method.slug in found for method in self.experiment.methods):
             return found
-        subject = subject or self._subject(self.seeds[0])
         self.say("timing compiled passes")
         args, kwargs = _call(subject.test.first(subject.test.size))
         found = relative_costs(self.experiment.methods, subject.model, subject.posterior, *args, **kwargs)
@@ -217,13 +212,6 @@ class Pipeline:
             scratch.write_text(json.dumps(found))
             scratch.replace(file)
         return found
-
-    def _open_folder(self) -> None:
-        """First of all, because a folder that cannot be written to should be known before the training."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ResultsError(f"cannot write to {self.folder}: {error.strerror}; choose another folder") from None
 
     def _show_examples(self, results: Results) -> None:
         """Thumbnails for the report."""

@@ -88,8 +88,8 @@ def train(
     run = _Run(lanes, [model(lane) for lane in lanes], examples.to(device), prepare, device)
     epochs = lanes[0].recipe.epochs
     saved = time.monotonic()
-    shown = progress and run.done < epochs
-    with tqdm(total=epochs, initial=run.done, desc="train", unit=" epochs", disable=not shown) as bar:
+    hidden = not progress or run.done == epochs
+    with tqdm(total=epochs, initial=run.done, desc="train", unit=" epochs", disable=hidden or None) as bar:
         while run.done < epochs:
             losses = run.epoch()
             if run.done == epochs or time.monotonic() - saved > SAVE_EVERY:

@@ -60,6 +60,8 @@ def _pixels(source: str | bytes, size: tuple[int, int], prepare: Callable[[Image
     try:
         with PIL.Image.open(source if isinstance(source, str) else io.BytesIO(source)) as image:
             found = prepare(image.convert("RGB"))
+    except PIL.UnidentifiedImageError:
+        raise DataError(f"{where} is not an image that Pillow knows") from None
     except (*_DAMAGE, PIL.Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or error  # without the number of the error and the path once more
         raise DataError(f"{where} cannot be decoded: {reason}") from None

@@ -34,7 +34,7 @@ def diagonal_fisher(
     generator = torch.Generator().manual_seed(seed)
     device = next(iter(parameters.values())).device
     count = 0
-    with tqdm(desc="curvature", unit=" examples", disable=not progress, leave=False) as bar:
+    with tqdm(desc="curvature", unit=" examples", disable=None if progress else True, leave=False) as bar:
         for batch in read(batches):
             for index in range(len(batch)):
                 one = batch.rows(index, index + 1).to(device)

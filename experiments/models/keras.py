@@ -16,7 +16,7 @@ from torch import Tensor
 
 from experiments.faults import DataError
 from experiments.models.resnet import ResNet
-from experiments.models.safe_weights import Tensors, fill
+from experiments.models.weights import Tensors, fill
 
 TOPOLOGY = "model.json"
 _BLOCK = re.compile(r"(res|bn)([2-5])([a-z])_branch(1|2a|2b|2c)")

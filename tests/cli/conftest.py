@@ -1,15 +1,15 @@
-"""A folder with a model, data and a posterior of one's own, and the command as the shell sees it."""
+"""A folder with a model, data and a posterior of one's own, and the command ``varprop``."""
 
 import sys
 import textwrap
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from tests.command_line import complaint, runner
 from tests.models import posterior_of
-from varprop.cli import app
+from varprop.cli.app import app
 
 MINE = """
 import torch
@@ -65,34 +65,13 @@ def mine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def varprop(capsys, monkeypatch):
-    """``varprop(…)`` runs the command: exit code, what it printed, what it complained about."""
-    monkeypatch.setenv("COLUMNS", "160")
+    """``varprop(…)`` runs the command."""
     path = list(sys.path)
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["varprop", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            app.main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=stop.value.code or 0, out=out, err=err)
-
-    yield run
+    yield runner(app, "varprop", capsys, monkeypatch)
     sys.path[:] = path  # the command adds the current folder
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def refused(varprop):
-    """The one line a wrong use is answered with."""
-
-    def run(*args):
-        found = varprop(*args)
-        lines = [line for line in found.err.splitlines() if line.strip()]
-        assert found.code == 2, found
-        assert "Traceback" not in found.out + found.err
-        assert len(lines) == 1, found.err
-        assert lines[0].startswith("error: ")
-        return lines[0]
-
-    return run
+    return complaint(varprop)

@@ -11,14 +11,14 @@ import transformers
 
 import varprop as vp
 from tests.report.made import make
-from varprop.cli import app, commands
+from varprop.cli import app
 from varprop.evaluation.methods import listed
 from varprop.report import Results
 
 pytestmark = pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL")
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "CVP": {"plain": 2.5, "sample": 1.25}}
-NAMES = ["demo", "reproduce", "search", "coverage", "calibrate", "evaluate", "bench", "report"]
+NAMES = ["demo", "coverage", "calibrate", "evaluate", "bench", "report"]
 
 
 def mine_model():
@@ -112,7 +112,7 @@ def test_bench(varprop, mine, monkeypatch):
         seen.update(methods=methods, shape=args[0].shape)
         return COSTS
 
-    monkeypatch.setattr(commands, "relative_costs", costs)
+    monkeypatch.setattr(app, "relative_costs", costs)
     found = varprop("bench", *MINE, "--shape", "8,4", "--methods", "mean,cvp")
     assert found.code == 0
     assert seen == {"methods": listed("mean,cvp"), "shape": (8, 4)}
@@ -141,7 +141,7 @@ def test_report_and_operating_points(varprop, tmp_path, monkeypatch):
     wrong = {name: 0 * array for name, array in scores.items()}
     results.add(rows[0], wrong)
     results.add(rows[1])
-    monkeypatch.setattr(commands, "write_report", lambda folder, out: folder)
+    monkeypatch.setattr(app, "write_report", lambda folder, out: folder)
     lines = varprop("report", tmp_path / "results", "--risk", "0.05").out.partition("unlucky")[2].splitlines()
     assert "none is enough" in next(line for line in lines if "mean" in line)
     assert "not known" in next(line for line in lines if "CVP" in line)
@@ -180,7 +180,7 @@ def test_recipe_of_calibrate(varprop, mine):
 def test_warnings_are_one_line(varprop, monkeypatch):
     import warnings
 
-    monkeypatch.setattr(commands, "report", lambda *_: warnings.warn("mind this", stacklevel=1))
+    monkeypatch.setattr(app, "write_report", lambda *_: warnings.warn("mind this", stacklevel=1))
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         found = varprop("report", "x")

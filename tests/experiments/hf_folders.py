@@ -1,4 +1,4 @@
-"""Made checkpoints in exactly the formats of the public ones of transformers."""
+"""Synthetic checkpoints in exactly the formats of the public ones of transformers."""
 
 import re
 

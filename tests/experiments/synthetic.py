@@ -2,7 +2,8 @@
 
 import torch
 
-from experiments.data import Images, Split
+from experiments.data.images import Images, ImageSet
+from experiments.data.labelled import hold_out
 from experiments.experiment import METHODS, Experiment, Splits
 from experiments.recipes import Recipe
 from experiments.rows.scratch import centred, vit
@@ -19,7 +20,7 @@ FEW = tuple(listed("mean,mc-2,temperature"))
 """Methods that need no capture, which takes longest."""
 
 
-def images(name="made"):
+def images():
     """Bright squares in one of three corners, in noise."""
     rng = torch.Generator().manual_seed(0)
 
@@ -28,19 +29,25 @@ def images(name="made"):
         pixels = 60 * torch.rand(count, 1, 8, 8, generator=rng)
         for label, (y, x) in enumerate(((0, 0), (0, 4), (4, 0))):
             pixels[labels == label, :, y : y + 4, x : x + 4] += 40
-        return Split(pixels.to(torch.uint8), labels)
+        return Images(pixels.to(torch.uint8), labels)
 
-    return Images(name, split(250), split(48), ("left", "right", "below"))
+    return ImageSet(split(250), split(48), ("left", "right", "below"))
 
 
 def splits(sources=None, seed=0):
     """70 to train on, so that some are left over in each epoch."""
     found = images()
-    return Splits(*found.hold_out(180), found.test, found.classes)
+    return Splits(*hold_out(found.train, 180), found.test, found.classes)
 
 
 def experiment(recipe=RECIPE, methods=FEW, **changes):
-    what = {"name": "made", "title": "Made (tiny ViT)", "about": "Squares in noise.", "splits": splits, "model": vit}
+    what = {
+        "name": "squares",
+        "title": "Squares (tiny ViT)",
+        "about": "Squares in noise.",
+        "splits": splits,
+        "model": vit,
+    }
     return Experiment(**{**what, "prepare": centred, **changes}, recipe=recipe, methods=methods)
 
 

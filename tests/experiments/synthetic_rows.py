@@ -1,10 +1,11 @@
-"""The rows of pretrained models with made data and weights in exactly the formats of the real ones."""
+"""The rows of pretrained models with synthetic data and weights in exactly the formats of the real ones."""
 
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
+from experiments.data.cifar import cifar100 as cifar100_reader
 from experiments.data.imagenet import SAMPLE
 from experiments.experiment import Sources
 from experiments.models.resnet import ResNet
@@ -35,7 +36,7 @@ def cifar100(folder, sizes=hf_folders.SIZES):
     hf_folders.vit(folder / "vit", sizes)
     found = shortened(CIFAR100_VIT, epochs=1, batch=2, model={"classes": 100, "sizes": sizes})
     prepare = replace(CIFAR100_VIT.prepare, size=sizes["image_size"])
-    splits = scratch.splits("cifar100", held_out=2)
+    splits = scratch.splits(cifar100_reader, held_out=2)
     return replace(found, splits=splits, prepare=prepare), Sources(folder, folder / "vit")
 
 

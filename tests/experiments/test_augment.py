@@ -5,6 +5,8 @@ import torch
 
 from experiments.augment import UNCHANGED, Augment, apply
 
+pytestmark = pytest.mark.second
+
 SHAPES = [(3, 8, 8), (3, 7, 5), (1, 9, 4), (1, 1, 1)]
 EVERYTHING = Augment(pad=3, flip=True, jitter=0.5, erase=3)
 

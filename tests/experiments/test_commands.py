@@ -1,4 +1,4 @@
-"""reproduce, demo and search, on an experiment that takes no time."""
+"""reproduce and search, on an experiment that takes no time."""
 
 import json
 import warnings
@@ -7,22 +7,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments import pipeline, training
-from experiments.models.safe_weights import fill
-from experiments.recipes import Schedule
-from experiments.rows import ROWS
-from tests.experiments.synthetic import RECIPE, experiment, splits
-from varprop.cli import commands, experiments
-from varprop.evaluation.methods import named
+from experiments import __main__ as program
+from experiments import pipeline, search, training
+from experiments import rows as registry
 from experiments.faults import DataError
+from experiments.models.weights import fill
+from experiments.recipes import Schedule
+from tests.experiments.synthetic import RECIPE, experiment, splits
+from varprop.cli import app as commands
+from varprop.evaluation.methods import named
 from varprop.report import Norms, Results
 
 pytestmark = [
+    pytest.mark.second,
     pytest.mark.filterwarnings("ignore:the best temperature is at the end", "ignore:.*held-out examples for"),
     pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL"),
 ]
 COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "mc-2": {"plain": 4.0, "sample": 2.0}}
-MADE_UP = Norms(
+NORMS = Norms(
     "Σ ~ U(0, 1)",
     samples=10,
     activations=4,
@@ -35,12 +37,13 @@ MADE_UP = Norms(
 def rows(tmp_path, monkeypatch):
     """The rows there are: the current folder is empty, reports are not drawn."""
     found = {
-        "made": experiment(methods=tuple(map(named, COSTS)), paper="Made (large ViT)", stand_in=True),
-        "digits": experiment(methods=tuple(map(named, COSTS)), name="digits"),
+        "squares": experiment(methods=tuple(map(named, COSTS)), paper="Squares (large ViT)", stand_in=True),
+        "other": experiment(methods=tuple(map(named, COSTS)), name="other"),
     }
-    monkeypatch.setattr(experiments, "ROWS", found)
+    monkeypatch.setattr(registry, "ROWS", found)
+    monkeypatch.setattr(program, "ROWS", found)
     monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_: {m.slug: COSTS["mean"] for m in methods})
-    monkeypatch.setattr(experiments, "synthetic", lambda: [MADE_UP])
+    monkeypatch.setattr(program, "synthetic", lambda: [NORMS])
     monkeypatch.setattr(commands, "write_report", lambda folder, out: folder / "report" / "report.html")
     monkeypatch.chdir(tmp_path)
     return found
@@ -50,111 +53,98 @@ def kept(folder):
     return [(row.method, row.seed) for row in Results(folder).rows]
 
 
-def test_demo(varprop, rows, tmp_path):
-    first = varprop("demo", "--seeds", "0-1", "--epochs", "1")
-    assert first.code == 0, first.err
-    for text in ("Made (tiny ViT)", "training seed 0", "training seed 1", "seed 0: mean", "AURC"):
-        assert text in first.out
-    assert kept("results/digits") == [("mean", 0), ("mc-2", 0), ("mean", 1), ("mc-2", 1)]
-    assert {row.config["recipe"]["epochs"] for row in Results("results/digits").rows} == {1}
-    assert "report: results/digits/report/report.html" in first.out
-    assert "nothing to do" in varprop("demo", "--seeds", "0-1", "--epochs", "1").out
-
-
-def test_the_demos_are_rows(varprop):
-    assert set(experiments.DEMOS.values()) <= ROWS.keys()
-    assert all(name in varprop("reproduce").out for name in ROWS)
-
-
-def test_without_a_row_all_are_listed(varprop, rows):
-    found = varprop("reproduce")
+def test_without_a_row_all_are_listed(experiments, rows):
+    found = experiments("reproduce")
     assert found.code == 0, found.err
     lines = found.out.splitlines()
-    assert lines[0] == "made: Made (tiny ViT), a stand-in for the paper's Made (large ViT)"
+    assert lines[0] == "squares: Squares (tiny ViT), a stand-in for the paper's Squares (large ViT)"
     assert lines[1].rstrip() == "    Squares in noise."
-    assert lines[2] == "digits: Made (tiny ViT), not in the paper"
+    assert lines[2] == "other: Squares (tiny ViT), not in the paper"
 
 
-def test_reproduce(varprop, rows):
-    found = varprop("reproduce", "made", "--seeds", "0,2")
+def test_reproduce(experiments, rows):
+    found = experiments("reproduce", "squares", "--seeds", "0,2")
     assert found.code == 0, found.err
-    assert kept("results/made") == [("mean", 0), ("mc-2", 0), ("mean", 2), ("mc-2", 2)]
-    assert Results("results/made").norms("synthetic")[0].title == "Σ ~ U(0, 1)"
-    for text in ("note: on a CPU this takes many hours", "timing compiled passes", "made-up inputs", "AURC"):
+    assert kept("results/squares") == [("mean", 0), ("mc-2", 0), ("mean", 2), ("mc-2", 2)]
+    assert Results("results/squares").norms("synthetic")[0].title == "Σ ~ U(0, 1)"
+    for text in ("note: on a CPU this takes many hours", "timing compiled passes", "synthetic inputs", "AURC"):
         assert text in found.out
-    assert "report: results/made/report/report.html" in found.out
-    again = varprop("reproduce", "made", "--seeds", "0,2")
+    assert "report: results/squares/report/report.html" in found.out
+    again = experiments("reproduce", "squares", "--seeds", "0,2")
     assert "nothing to do" in again.out
-    assert "made-up" not in again.out
+    assert "synthetic" not in again.out
     assert "note" not in again.out
-    more = varprop("reproduce", "made", "--seeds", "0-2")
+    more = experiments("reproduce", "squares", "--seeds", "0-2")
     assert "note: seeds 0, 2 are done already" in more.out
     assert "training seed 1\n" in more.out
-    assert len(kept("results/made")) == 6
+    assert len(kept("results/squares")) == 6
 
 
-def test_a_trial_is_kept_apart(varprop, rows):
+def test_a_trial_is_kept_apart(experiments, rows):
     for option in (("--epochs", "1"), ("--limit", "100")):
-        assert varprop("reproduce", "made", *option).code == 0
-    assert {row.config["limit"] for row in Results("results/made-trial").rows} == {100}
-    found = varprop("reproduce", "made", "--limit", "100", "--out", "mine", "--methods", "mc-2,mean,mc-2")
+        assert experiments("reproduce", "squares", *option).code == 0
+    assert {row.config["limit"] for row in Results("results/squares-trial").rows} == {100}
+    found = experiments("reproduce", "squares", "--limit", "100", "--out", "mine", "--methods", "mc-2,mean,mc-2")
     assert found.code == 0, found.err
     assert kept("mine") == [("mc-2", 0), ("mean", 0)]
     assert "hours" not in found.out
 
 
-def test_rows_of_other_settings(varprop, rows):
-    varprop("reproduce", "made", "--seeds", "0,1", "--epochs", "1", "--out", "mine")
-    found = varprop("reproduce", "made", "--seeds", "0", "--epochs", "2", "--out", "mine")
+def test_rows_of_other_settings(experiments, rows):
+    experiments("reproduce", "squares", "--seeds", "0,1", "--epochs", "1", "--out", "mine")
+    found = experiments("reproduce", "squares", "--seeds", "0", "--epochs", "2", "--out", "mine")
     assert "mine holds rows of seed 0 with other settings (recipe.epochs 1, now 2): each is replaced" in found.out
     assert (
         "mine holds rows of seed 1 with other settings (recipe.epochs 1, now 2): the tables will average" in found.out
     )
     epochs = {row.seed: row.config["recipe"]["epochs"] for row in Results("mine").rows}
     assert epochs == {0: 2, 1: 1}
-    rows["made"] = replace(
-        rows["made"], recipe=replace(RECIPE, batch=8, gradient_clip=2.0, schedule=Schedule(0.5, 0.1))
+    rows["squares"] = replace(
+        rows["squares"], recipe=replace(RECIPE, batch=8, gradient_clip=2.0, schedule=Schedule(0.5, 0.1))
     )
-    text = varprop("reproduce", "made", "--seeds", "0-1", "--epochs", "2", "--out", "mine").out
+    text = experiments("reproduce", "squares", "--seeds", "0-1", "--epochs", "2", "--out", "mine").out
     assert "mine holds rows of seeds 0, 1 with other settings" in text
     assert "; 1 more)" in text or "; 2 more)" in text
 
 
-def test_a_row_that_was_cut_short(varprop, rows):
-    varprop("reproduce", "made")
-    file = Results("results/made").folder / "rows.jsonl"
+def test_a_row_that_was_cut_short(experiments, rows):
+    experiments("reproduce", "squares")
+    file = Results("results/squares").folder / "rows.jsonl"
     file.write_text(file.read_text()[:-40])
-    found = varprop("reproduce", "made")
+    found = experiments("reproduce", "squares")
     assert found.code == 0, found.err
-    assert "note: results/made/rows.jsonl, line 2 was cut short and is skipped" in found.out
+    assert "note: results/squares/rows.jsonl, line 2 was cut short and is skipped" in found.out
     assert "seed 0: MC-2" in found.out
     assert "seed 0: mean" not in found.out
-    assert kept("results/made") == [("mean", 0), ("mc-2", 0)]
+    assert kept("results/squares") == [("mean", 0), ("mc-2", 0)]
 
 
-def test_sources_reach_the_experiment(varprop, rows):
+def test_sources_reach_the_experiment(experiments, rows):
     seen = []
 
     def remembered(sources, seed):
         seen.append(sources)
         return splits()
 
-    rows["made"] = replace(rows["made"], splits=remembered)
-    varprop("reproduce", "made", "--data-dir", "there", "--weights", "w.safetensors", "--epochs", "1")
+    rows["squares"] = replace(rows["squares"], splits=remembered)
+    experiments("reproduce", "squares", "--data-dir", "there", "--weights", "w.safetensors", "--epochs", "1")
     assert {(str(each.data), str(each.weights)) for each in seen} == {("there", "w.safetensors")}
 
 
-def test_options_reach_the_pipeline(varprop, rows, monkeypatch):
+def test_options_reach_the_pipeline(experiments, rows, monkeypatch):
     seen = []
-    monkeypatch.setattr(experiments, "reproduce", lambda pipeline, console: seen.append(pipeline))
+    monkeypatch.setattr(program, "device_named", lambda name: name)
+    monkeypatch.setattr(program, "_run", lambda pipeline, console: seen.append(pipeline))
+    for name in ("show", "report"):
+        monkeypatch.setattr(program, name, lambda *_: None)
     options = ("--device", "cuda", "--side-by-side", "3", "--threads", "1")
-    assert varprop("reproduce", "made", "--seeds", "0-9", *options).code == 0
+    assert experiments("reproduce", "squares", "--seeds", "0-9", *options).code == 0
     found = seen[0]
     assert (found.seeds, found.device, found.side_by_side) == (list(range(10)), "cuda", 3)
-    assert str(found.folder) == "results/made"
+    assert str(found.folder) == "results/squares"
 
 
-def test_an_interrupt_says_that_nothing_is_lost(varprop, rows, monkeypatch):
+def test_an_interrupt_says_that_nothing_is_lost(experiments, rows, monkeypatch):
     epoch = training._Run.epoch
 
     def interrupted(self):
@@ -165,24 +155,23 @@ def test_an_interrupt_says_that_nothing_is_lost(varprop, rows, monkeypatch):
     with monkeypatch.context() as stopping:
         stopping.setattr(training._Run, "epoch", interrupted)
         stopping.setattr(training, "SAVE_EVERY", -1.0)
-        for command in (["demo"], ["reproduce", "made"]):
-            found = varprop(*command)
-            assert found.code == 130
-            assert "stopped; what was finished is kept, and the same command goes on from there" in found.err
-            assert "Traceback" not in found.err
+        found = experiments("reproduce", "squares")
+        assert found.code == 130
+        assert "stopped; what was finished is kept, and the same command goes on from there" in found.err
+        assert "Traceback" not in found.err
     done = []
     monkeypatch.setattr(training._Run, "epoch", lambda self: (done.append(self.done), epoch(self))[1])
-    assert varprop("reproduce", "made").code == 0
+    assert experiments("reproduce", "squares").code == 0
     assert done == [2]  # of three
 
 
-def test_search(varprop, rows):
+def test_search(experiments, rows):
     flat = replace(RECIPE, schedule=Schedule(plateau=0.5), ivon={**RECIPE.ivon, "lr": 1.0})
-    rows["made"] = replace(rows["made"], candidates={"plain": RECIPE, "flat": flat})
-    found = varprop("search", "made", "--seeds", "0,1")
+    rows["squares"] = replace(rows["squares"], candidates={"plain": RECIPE, "flat": flat})
+    found = experiments("search", "squares", "--seeds", "0,1")
     assert found.code == 0, found.err
-    assert "2 candidates, seeds 0, 1" in found.out
-    trials = json.loads((Results("results/made").folder / "made-search.json").read_text())["trials"]
+    assert "2 candidates, 2 seeds" in found.out
+    trials = json.loads((Results("results/squares").folder / "squares-search.json").read_text())["trials"]
     lines = [line for line in found.out.splitlines() if "plain" in line or "flat" in line]
     averages = {}
     for name in ("plain", "flat"):
@@ -206,42 +195,42 @@ def test_unknown_rows(refused):
     assert "Missing argument 'row'" in refused("search")
 
 
-def test_missing_data(refused, mine):
-    for command in (["reproduce", "cifar10-vit"], ["search", "cifar10-vit"], ["demo", "--data", "cifar10"]):
-        line = refused(*command, "--data-dir", mine / "none", "--out", "out")
-        assert f"cifar10 is not in {mine / 'none'}" in line
+def test_missing_data(refused, tmp_path):
+    for command in ("reproduce", "search"):
+        line = refused(command, "cifar10-vit", "--data-dir", tmp_path / "none", "--out", tmp_path / "out")
+        assert f"cifar10 is not in {tmp_path / 'none'}" in line
         assert "VARPROP_DATA" in line
-    assert not (mine / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_too_small_limits(refused, rows, tmp_path):
-    line = refused("reproduce", "made", "--limit", "99")
-    assert "--limit 99 is too small: a tenth of it is calibrated on, so give at least 100" in line
-    assert "'--limit'" in refused("reproduce", "made", "--limit", "0")
+    line = refused("reproduce", "squares", "--limit", "99")
+    assert "'--limit'" in line
+    assert "100" in line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_methods_devices_and_seeds(refused, rows):
-    assert "there is no method 'magic'" in refused("reproduce", "made", "--methods", "magic")
-    assert "made has no candidates to choose from; rows that have: none" in refused("search", "made")
-    rows["made"] = replace(rows["made"], candidates={"plain": RECIPE})
+    assert "there is no method 'magic'" in refused("reproduce", "squares", "--methods", "magic")
+    assert "squares has no candidates to choose from; rows that have: none" in refused("search", "squares")
+    rows["squares"] = replace(rows["squares"], candidates={"plain": RECIPE})
     for command in ("reproduce", "search"):
-        assert "there is no device 'gpu' here: use --device cpu" in refused(command, "made", "--device", "gpu")
-        assert "seeds are numbers or ranges" in refused(command, "made", "--seeds", "x")
+        assert "there is no device 'gpu' here: use --device cpu" in refused(command, "squares", "--device", "gpu")
+        assert "seeds are numbers or ranges" in refused(command, "squares", "--seeds", "x")
 
 
-def test_too_little_memory(varprop, rows, monkeypatch):
+def test_too_little_memory(experiments, rows, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
 
     monkeypatch.setattr(pipeline, "train", full)
-    monkeypatch.setattr(experiments, "try_all", full)
-    found = varprop("reproduce", "made", "--epochs", "1")
+    monkeypatch.setattr(search, "train", full)
+    found = experiments("reproduce", "squares", "--epochs", "1")
     assert found.code == 2
     assert found.err.count("\n") == 1
     assert "error: cpu has too little memory (CUDA out of memory); what is finished is kept." in found.err
-    rows["made"] = replace(rows["made"], candidates={"plain": RECIPE})
-    found = varprop("search", "made", "--seeds", "0-3")
+    rows["squares"] = replace(rows["squares"], candidates={"plain": RECIPE})
+    found = experiments("search", "squares", "--seeds", "0-3")
     assert "error: cpu has too little memory for 4 networks side by side" in found.err
     assert "fewer --seeds" in found.err
 
@@ -252,19 +241,19 @@ def test_a_checkpoint_of_another_architecture(refused, rows):
         fill(model, torch.nn.Linear(5, 2).state_dict(), str(sources.weights))
         return model
 
-    rows["made"] = replace(rows["made"], model=other)
-    line = refused("reproduce", "made", "--weights", "w.safetensors", "--epochs", "1")
+    rows["squares"] = replace(rows["squares"], model=other)
+    line = refused("reproduce", "squares", "--weights", "w.safetensors", "--epochs", "1")
     assert "w.safetensors does not hold the weights of this Linear, but of another architecture" in line
 
 
 def test_results_of_another_version(refused, rows):
-    folder = Results("results/made").folder
+    folder = Results("results/squares").folder
     folder.mkdir(parents=True)
     (folder / "rows.jsonl").write_text(json.dumps({"format": 99}) + "\n")
-    assert "has format 99" in refused("reproduce", "made")
+    assert "has format 99" in refused("reproduce", "squares")
 
 
-def test_warnings_stand_above_progress_bars(varprop, rows, monkeypatch):
+def test_warnings_stand_above_progress_bars(experiments, rows, monkeypatch):
     def warned(*_, **__):
         for _ in range(3):  # which is told once
             warnings.warn("200 examples are few", stacklevel=1)
@@ -273,5 +262,5 @@ def test_warnings_stand_above_progress_bars(varprop, rows, monkeypatch):
     monkeypatch.setattr(pipeline, "train", warned)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        found = varprop("reproduce", "made")
+        found = experiments("reproduce", "squares")
     assert found.err.splitlines() == ["warning: 200 examples are few", "error: and then an error"]

@@ -7,6 +7,8 @@ from torch import nn
 from experiments.models.curvature import diagonal_fisher, laplace, smoothed
 from varprop.errors import InputError, PosteriorError
 
+pytestmark = pytest.mark.second
+
 
 def linear():
     torch.manual_seed(0)

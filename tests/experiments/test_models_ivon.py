@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from experiments.models.resnet import ResNet
-from experiments.models.resnet_files import ivon_checkpoint
 from experiments.faults import DataError
+from experiments.models.ivon_checkpoints import ivon_checkpoint
+from experiments.models.resnet import ResNet
+
+pytestmark = pytest.mark.second
 
 ivon = pytest.importorskip("ivon")
 ESS, DECAY = 100.0, 0.01

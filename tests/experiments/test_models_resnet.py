@@ -1,4 +1,4 @@
-"""ResNet: torchvision's names, Keras's weights, files, and propagation through it."""
+"""ResNet: torchvision's names, Keras's weights, and propagation through it."""
 
 import json
 
@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import varprop as vp
+from experiments.faults import DataError
 from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE, VIT
 from experiments.models.resnet import ResNet
-from experiments.models.resnet_files import load_resnet50, save_resnet50
 from tests.experiments import keras_files
 from tests.models import posterior_of
-from experiments.faults import DataError
 from varprop.errors import InputError
+
+pytestmark = pytest.mark.second
 
 
 def small(seed=0, **options):
@@ -78,7 +79,7 @@ def test_it_propagates(rules):
 def test_keras_weights_give_what_keras_computes(folder):
     model = keras_resnet50(folder)
     assert not model.training
-    assert (model.strided, model.eps, model.depths) == (1, keras_files.EPS, (1, 1, 1, 1))
+    assert (model.bn1.eps, model.depths) == (keras_files.EPS, (1, 1, 1, 1))
     assert not any("conv" in name and name.endswith("bias") for name in model.state_dict())
     rgb = torch.randn(3, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = keras_files.forward(keras_files.weights(), rgb.flip(1))
@@ -90,7 +91,7 @@ def test_the_npm_package_is_found_below_its_folder(tmp_path):
     inner = tmp_path / "package" / "ResNet50"
     inner.mkdir(parents=True)
     keras_files.write(inner, keras_files.weights())
-    assert load_resnet50(tmp_path).classes == keras_files.CLASSES
+    assert keras_resnet50(tmp_path).fc.out_features == keras_files.CLASSES
 
 
 def test_missing_and_damaged_keras_files(folder, tmp_path_factory):
@@ -124,36 +125,6 @@ def test_quantised_weights_are_refused(tmp_path):
     content["weightsManifest"][0]["weights"][0]["quantization"] = {"dtype": "uint8", "min": 0, "scale": 1}
     (tmp_path / "model.json").write_text(json.dumps(content))
     assert "only float32 is read" in failure(keras_resnet50, tmp_path)
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_saved_and_loaded_again(tmp_path, parts):
-    model = small(strided=1, eps=1e-3)
-    paths = save_resnet50(model, tmp_path / "resnet.safetensors", parts=parts)
-    assert [path.is_file() for path in paths] == [True] * parts
-    for source in (paths, tmp_path):
-        again = load_resnet50(source)
-        assert (again.strided, again.eps, again.depths) == (1, 1e-3, (1, 1))
-        assert not again.training
-        assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
-
-
-def test_float16_keeps_norms_in_float32(tmp_path):
-    model = small()
-    model.bn1.running_var.fill_(1e6)  # more than a float16 can be
-    again = load_resnet50(save_resnet50(model, tmp_path / "half.safetensors", dtype=torch.float16))
-    assert torch.equal(again.bn1.running_var, model.bn1.running_var)
-    assert again.conv1.weight.dtype == torch.float32
-    torch.testing.assert_close(again.conv1.weight, model.conv1.weight, rtol=1e-3, atol=1e-6)
-    assert not torch.equal(again.conv1.weight, model.conv1.weight)
-
-
-def test_files_that_do_not_fit(tmp_path):
-    paths = save_resnet50(small(), tmp_path / "resnet.safetensors", parts=2)
-    assert "lacks layer2.0" in failure(load_resnet50, paths[:1])
-    assert "there is no file" in failure(load_resnet50, tmp_path / "absent.safetensors")
-    paths[0].write_bytes(paths[0].read_bytes()[:-8])
-    assert "not a whole safetensors file" in failure(load_resnet50, paths)
 
 
 def test_images_are_prepared():

@@ -1,4 +1,4 @@
-"""MiniLM and ViT-B/16 from folders of transformers; made checkpoints in exactly their formats."""
+"""MiniLM and ViT-B/16 from folders of transformers; synthetic checkpoints in exactly their formats."""
 
 import json
 import re
@@ -9,13 +9,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import varprop as vp
+from experiments.faults import DataError
 from experiments.models.minilm import minilm, tokenize
 from experiments.models.vit_base import vit_base
 from tests.experiments import hf_folders
 from tests.experiments.hf_folders import SIZES
 from tests.models import posterior_of
 from varprop.calibration.scales import OUTPUT_ONLY
-from experiments.faults import DataError
+
+pytestmark = pytest.mark.second
 
 SENTENCES = ["A good film.", "bad films", "good " * 20]
 

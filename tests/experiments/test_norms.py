@@ -9,6 +9,8 @@ from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.report.norms import MOST
 
+pytestmark = pytest.mark.second
+
 
 def test_the_rule_follows_sampling_and_the_linearised_one_drifts_away():
     found = synthetic(0, features=96, vectors=24, samples=1000)

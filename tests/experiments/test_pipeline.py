@@ -9,10 +9,10 @@ import torch
 
 from experiments import pipeline
 from experiments.experiment import METHODS, Sources, Splits
+from experiments.faults import DataError, ExperimentError
 from experiments.pipeline import Pipeline
 from tests.experiments.synthetic import FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
-from experiments.faults import DataError, ExperimentError
 from varprop.errors import ResultsError
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.methods import listed, named
@@ -22,6 +22,7 @@ from varprop.report import Results
 
 # Twelve steps of training and two of calibration are enough to see that they happen, and no more.
 pytestmark = [
+    pytest.mark.second,
     pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL"),
     pytest.mark.filterwarnings(
         "ignore:.* held-out examples for .* are few", "ignore:the best temperature is at the end"
@@ -85,14 +86,14 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
     assert {row.method for row in results.rows} == {method.slug for method in METHODS}
     assert len(results.rows) == len(METHODS) == 17
     for row in results.rows:
-        assert (row.row, row.seed, row.examples) == ("made", 0, 48)
+        assert (row.row, row.seed, row.examples) == ("squares", 0, 48)
         assert set(row.metrics) == set(METRICS)
         assert len(row.curve) == 100
         assert row.curve[-1] == pytest.approx(1 - row.metrics["accuracy"])
         assert row.cost == COST
         assert row.config["recipe"]["epochs"] == 3
         assert {name: row.config[name] for name in ("title", "paper", "stand_in", "limit")} == {
-            "title": "Made (tiny ViT)",
+            "title": "Squares (tiny ViT)",
             "paper": None,
             "stand_in": False,
             "limit": None,
@@ -102,9 +103,9 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
         assert len(scores["confidence"]) == 48
         assert len(scores["held_out_confidence"]) == 180
     check_scales({row.method: row for row in results.rows})
-    assert results.examples("made").images.shape == (48, 8, 8)
-    assert results.examples("made").names == ("left", "right", "below")
-    (traced,) = results.norms("made")
+    assert results.examples("squares").images.shape == (48, 8, 8)
+    assert results.examples("squares").names == ("left", "right", "below")
+    (traced,) = results.norms("squares")
     assert set(traced.rmse) == {"CVP", "Streamlining"}
 
     before = contents(results)
@@ -213,7 +214,7 @@ def test_a_limited_run_is_kept_apart(tmp_path):
     assert {row.examples for row in whole.rows} == {48}
     same(contents(whole), contents(run(tmp_path / "alone")))
     names = sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.safetensors"))
-    assert names == ["made-0", "made-50-0"]
+    assert names == ["squares-0", "squares-50-0"]
     assert [len(part) for part in make(tmp_path, limit=10_000)[0].splits(0)[:3]] == [70, 180, 48]
 
 
@@ -221,8 +222,8 @@ def test_several_seeds_are_trained_together_on_a_gpu_only(tmp_path, monkeypatch)
     groups = []
     monkeypatch.setattr(Pipeline, "_train", lambda self, seeds: groups.append(list(seeds)))
     for device, side_by_side in (("cpu", None), ("cuda", None), ("cuda", 1), ("cuda", 3)):
-        made = experiment(side_by_side=2)
-        make(tmp_path, 0, 1, 2, of=made, device=device, side_by_side=side_by_side)[0].train([0, 1, 2])
+        of = experiment(side_by_side=2)
+        make(tmp_path, 0, 1, 2, of=of, device=device, side_by_side=side_by_side)[0].train([0, 1, 2])
     assert groups == [[0], [1], [2], [0, 1], [2], [0], [1], [2], [0, 1, 2]]
 
 
@@ -230,7 +231,6 @@ def test_costs_are_measured_once(tmp_path, timed):
     run(tmp_path, 0, 1)
     run(tmp_path, 2)
     assert timed == [FEW]
-    assert make(tmp_path)[0].costs() == {method.slug: COST for method in FEW}
     run(tmp_path, of=experiment(methods=tuple(listed("mean,mc-4"))))
     assert timed == [FEW, tuple(listed("mean,mc-4"))]  # one was not among them
 
@@ -244,8 +244,8 @@ def test_no_costs_where_nothing_can_be_compiled(tmp_path, monkeypatch, timed):
 
 
 def test_a_posterior_that_is_there_already_is_not_trained(tmp_path, trained):
-    made = experiment(posterior=lambda model, recipe, sources, seed: posterior_of(model, 0.01 * (1 + seed)))
-    results = run(tmp_path, 0, 1, of=made)
+    ready = experiment(posterior=lambda model, recipe, sources, seed: posterior_of(model, 0.01 * (1 + seed)))
+    results = run(tmp_path, 0, 1, of=ready)
     assert trained == []
     assert [row.seed for row in results.rows] == [0] * 3 + [1] * 3
     assert not list(tmp_path.glob("*.safetensors"))
@@ -269,7 +269,7 @@ def test_a_network_without_layer_norms_has_no_comparison_of_them(tmp_path):
 
     results = run(tmp_path, of=experiment(methods=(named("cvp"),), model=plain))
     assert results.rows[0].fidelity
-    assert results.norms("made") == ()
+    assert results.norms("squares") == ()
 
 
 def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):
@@ -293,7 +293,7 @@ def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):
         return Splits(*map(Hidden, splits()[:3]))
 
     results = run(tmp_path, of=experiment(splits=hidden))
-    assert results.examples("made") is None
+    assert results.examples("squares") is None
     same(contents(results), contents(run(tmp_path / "shown")))
 
 
@@ -308,9 +308,9 @@ def test_too_little_memory(tmp_path, monkeypatch):
 
 def test_missing_data_is_said_before_anything_is_trained(tmp_path, trained):
     def nowhere(sources, seed):
-        raise DataError("made is not in data")
+        raise DataError("squares is not in data")
 
-    with pytest.raises(DataError, match="made is not in data"):
+    with pytest.raises(DataError, match="squares is not in data"):
         run(tmp_path, of=experiment(splits=nowhere))
     assert trained == []
 

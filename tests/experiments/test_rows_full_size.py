@@ -5,7 +5,7 @@ import pytest
 from experiments.models.vit_base import BASE
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
-from tests.experiments import made_rows
+from tests.experiments import synthetic_rows
 from varprop.report import tables
 from varprop.report.summary import Summary
 
@@ -19,15 +19,15 @@ pytestmark = [
         "ignore:.* held-out examples for .* are few",
     ),
 ]
-MADE = {
-    "cifar100-vit": (lambda folder: made_rows.cifar100(folder, dict(BASE)), 85_875_556),
-    "imagenet-resnet50": (lambda folder: made_rows.imagenet(folder, {}), 25_557_032),
+FULL_SIZE = {
+    "cifar100-vit": (lambda folder: synthetic_rows.cifar100(folder, dict(BASE)), 85_875_556),
+    "imagenet-resnet50": (lambda folder: synthetic_rows.imagenet(folder, {}), 25_557_032),
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", FULL_SIZE)
 def test_from_weights_to_the_table(tmp_path, name, without_measuring):
-    make, weights = MADE[name]
+    make, weights = FULL_SIZE[name]
     experiment, sources = make(tmp_path)
     run = Pipeline(experiment, (0,), tmp_path / "results", sources=sources, progress=False, say=lambda _: None)
     run.limit = 4 if experiment.posterior is None else 20
@@ -37,7 +37,7 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     assert posterior.keys() == dict(model.named_parameters()).keys()
     text = tables.results(Summary(results.rows), name).text()
     assert text.startswith(ROWS[name].title)
-    assert all(method.title in text for method in made_rows.METHODS)
+    assert all(method.title in text for method in synthetic_rows.METHODS)
     scales = results.rows[1].scales
     assert any(scale != 1 for scale in scales.values())
     for file in (*tmp_path.rglob("*.safetensors"), *tmp_path.rglob("*.pt")):  # gigabytes, which pytest would keep

@@ -1,4 +1,4 @@
-"""The rows that start from trained weights, end to end on little: tiny networks, made data and weights."""
+"""The rows that start from trained weights, end to end on little: tiny networks, synthetic data and weights."""
 
 import json
 from dataclasses import replace
@@ -7,33 +7,39 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from experiments.data import Tokens
+from experiments import search
+from experiments.data.sentences import Tokens
 from experiments.pipeline import Pipeline
-from experiments.rows import ROWS, imagenet_resnet50, imagenet_sample_resnet50
+from experiments.rows import ROWS, imagenet_resnet50
 from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
 from experiments.rows.sst2_minilm import masked
-from experiments.side_by_side import Stack, each_of
-from tests.experiments import made_rows
+from experiments.side_by_side import SideBySide, each_of
+from tests.experiments import synthetic_rows
 from tests.experiments.synthetic_rows import METHODS
 from varprop.report import tables
 from varprop.report.summary import Summary
 
 pytest.importorskip("ivon")
 # A step of calibration on a few examples is enough to see that it happens.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:calibration ended after", "ignore:calibration raised the NLL", "ignore:.* held-out examples for .* are few"
-)
-MADE = {
-    "cifar100-vit": (made_rows.cifar100, None, 4),
-    "imagenet-resnet50": (made_rows.imagenet, 30, 3),
-    "imagenet-sample-resnet50": (made_rows.imagenet_sample, None, 8),
-    "sst2-minilm": (made_rows.sst2, None, 3),
+pytestmark = [
+    pytest.mark.second,
+    pytest.mark.filterwarnings(
+        "ignore:calibration ended after",
+        "ignore:calibration raised the NLL",
+        "ignore:.* held-out examples for .* are few",
+    ),
+]
+ROWS_ON_LITTLE = {
+    "cifar100-vit": (synthetic_rows.cifar100, None, 4),
+    "imagenet-resnet50": (synthetic_rows.imagenet, 30, 3),
+    "imagenet-sample-resnet50": (synthetic_rows.imagenet_sample, None, 8),
+    "sst2-minilm": (synthetic_rows.sst2, None, 3),
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", ROWS_ON_LITTLE)
 def test_from_weights_to_the_table(tmp_path, name, without_measuring):
-    make, limit, tested = MADE[name]
+    make, limit, tested = ROWS_ON_LITTLE[name]
     experiment, sources = make(tmp_path)
     assert experiment.name == name
     out = tmp_path / "results"
@@ -48,19 +54,19 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
 
 
 def test_what_they_say_of_the_paper():
-    said = {name: (ROWS[name].paper, ROWS[name].stand_in) for name in MADE}
+    said = {name: (ROWS[name].paper, ROWS[name].stand_in) for name in ROWS_ON_LITTLE}
     assert said == {
         "cifar100-vit": ("CIFAR-100 (ViT-Base)", False),
         "imagenet-resnet50": ("ImageNet (ResNet-50)", False),
         "imagenet-sample-resnet50": ("ImageNet (ResNet-50)", True),
         "sst2-minilm": (None, False),
     }
-    for name in MADE:
+    for name in ROWS_ON_LITTLE:
         assert ROWS[name].recipe == next(iter(ROWS[name].candidates.values()), ROWS[name].recipe)
 
 
 def test_every_seed_has_its_own_checkpoint(tmp_path):
-    experiment, sources = made_rows.imagenet(tmp_path)
+    experiment, sources = synthetic_rows.imagenet(tmp_path)
     models = [experiment.model(experiment.recipe, sources, seed) for seed in (0, 1)]
     assert not torch.equal(models[0].fc.weight, models[1].fc.weight)
     for seed, model in enumerate(models):
@@ -72,7 +78,7 @@ def test_every_seed_has_its_own_checkpoint(tmp_path):
 
 
 def test_validation_images_are_divided_once_for_all_seeds(tmp_path):
-    experiment, sources = made_rows.imagenet(tmp_path, made_rows.TINY)
+    experiment, sources = synthetic_rows.imagenet(tmp_path, synthetic_rows.TINY)
     first, second = experiment.splits(sources, 0), experiment.splits(sources, 1)
     assert (len(first.train), len(first.held_out), len(first.test)) == (0, 4, 996)
     assert not set(first.held_out.labels.tolist()) & set(first.test.labels.tolist())
@@ -84,7 +90,7 @@ def test_validation_images_are_divided_once_for_all_seeds(tmp_path):
 
 
 def test_all_of_the_sample_but_what_is_tested_is_divided_anew_for_each_seed(tmp_path):
-    experiment, sources = made_rows.imagenet_sample(tmp_path)
+    experiment, sources = synthetic_rows.imagenet_sample(tmp_path)
     shades = []
     for seed in (0, 0, 1):
         parts = experiment.splits(sources, seed)[:3]
@@ -96,7 +102,7 @@ def test_all_of_the_sample_but_what_is_tested_is_divided_anew_for_each_seed(tmp_
 
 
 def test_the_posterior_of_the_sample_is_that_of_the_chosen_candidate(tmp_path):
-    experiment, sources = made_rows.imagenet_sample(tmp_path)
+    experiment, sources = synthetic_rows.imagenet_sample(tmp_path)
     model = experiment.model(experiment.recipe, sources, 0)
     found = experiment.posterior(model, experiment.recipe, sources, 0)
     chosen = IMAGENET_SAMPLE_RESNET50.recipe.ivon
@@ -109,25 +115,25 @@ def test_the_posterior_of_the_sample_is_that_of_the_chosen_candidate(tmp_path):
 
 
 def test_candidates_are_judged_on_held_out_images(tmp_path, monkeypatch):
-    _, sources = made_rows.imagenet_sample(tmp_path)
-    judged, judge = [], imagenet_sample_resnet50.judge
+    experiment, sources = synthetic_rows.imagenet_sample(tmp_path)
+    judged, judge = [], search.evaluate
 
-    def watched(name, seed, model, posterior, held_out):
+    def watched(predictor, held_out, **options):
         judged.append(held_out.examples.labels.tolist())
-        return judge(name, seed, model, posterior, held_out)
+        return judge(predictor, held_out, **options)
 
-    monkeypatch.setattr(imagenet_sample_resnet50, "judge", watched)
-    trials = imagenet_sample_resnet50.choose((0, 1), tmp_path / "out", "cpu", sources)
+    monkeypatch.setattr(search, "evaluate", watched)
+    trials = search.search(experiment, (0, 1), tmp_path, "cpu", sources)
     assert [(trial.candidate, trial.seed) for trial in trials] == [(n, seed) for seed in (0, 1) for n in CANDIDATES]
-    wanted = [IMAGENET_SAMPLE_RESNET50.splits(sources, seed).held_out.labels.tolist() for seed in (0, 1)]
-    assert judged == [wanted[0]] * len(CANDIDATES) + [wanted[1]] * len(CANDIDATES)
-    written = json.loads((tmp_path / "out" / "imagenet-sample-resnet50-search.json").read_text())
+    wanted = [experiment.splits(sources, seed).held_out.labels.tolist() for seed in (0, 1)]
+    assert judged == [part for part in wanted for _ in range(2 * len(CANDIDATES))]
+    written = json.loads((tmp_path / "imagenet-sample-resnet50-search.json").read_text())
     assert written["recipes"].keys() == CANDIDATES.keys()
-    assert written["trials"][0]["sampled"]["nll"] > 0
+    assert len({trial["sampled"]["nll"] for trial in written["trials"]}) > len(CANDIDATES)
 
 
 def test_sentences_are_held_out_and_tested_and_phrases_trained_on(tmp_path):
-    experiment, sources = made_rows.sst2(tmp_path)
+    experiment, sources = synthetic_rows.sst2(tmp_path)
     train, held_out, test, names = experiment.splits(sources, 0)
     assert (len(train), len(held_out), len(test)) == (24, 6, 3)
     assert isinstance(test, Tokens)
@@ -142,11 +148,11 @@ def test_sentences_are_held_out_and_tested_and_phrases_trained_on(tmp_path):
 
 def test_two_encoders_run_as_one(tmp_path):
     """Training side by side needs vmap to go through the model, and nothing may change by it."""
-    experiment, sources = made_rows.sst2(tmp_path)
+    experiment, sources = synthetic_rows.sst2(tmp_path)
     models = [experiment.model(experiment.recipe, sources, seed) for seed in (0, 1)]
     tokens = experiment.splits(sources, 0).train.read(slice(6))
     inputs = each_of(masked(tokens), lambda x: x.unflatten(0, (2, 3)))
-    stack = Stack(models, "cpu")
+    stack = SideBySide(models, "cpu")
     rows = torch.stack([stack.row(model) for model in models]).requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):  # as in training
         together = stack(rows, inputs)

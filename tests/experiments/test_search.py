@@ -8,7 +8,7 @@ import pytest
 from experiments import search as module
 from experiments import training
 from experiments.experiment import NOWHERE, Splits
-from experiments.loading import Batches
+from experiments.loading import PreparedBatches
 from experiments.pipeline import Pipeline
 from experiments.recipes import Schedule
 from experiments.rows.scratch import centred, vit
@@ -19,6 +19,7 @@ from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate
 from varprop.prediction.predictors import MonteCarlo
 
+pytestmark = pytest.mark.second
 CANDIDATES = {"plain": RECIPE, "flat, then down": replace(RECIPE, schedule=Schedule(plateau=0.5))}
 
 
@@ -28,42 +29,42 @@ def without_test_data(sources, seed):
 
 
 @pytest.fixture
-def made():
+def chosen_from():
     return experiment(candidates=CANDIDATES, splits=without_test_data)
 
 
-def test_every_candidate_with_every_seed(tmp_path, made):
-    trials = search(made, [0, 4], tmp_path, "cpu", progress=False)
+def test_every_candidate_with_every_seed(tmp_path, chosen_from):
+    trials = search(chosen_from, [0, 4], tmp_path, "cpu", progress=False)
     assert [(trial.candidate, trial.seed) for trial in trials] == [
         (name, seed) for seed in (0, 4) for name in CANDIDATES
     ]
-    found = json.loads((tmp_path / "made-search.json").read_text())
+    found = json.loads((tmp_path / "squares-search.json").read_text())
     assert [trial["sampled"]["aurc"] for trial in found["trials"]] == [trial.sampled["aurc"] for trial in trials]
     assert found["recipes"]["flat, then down"]["schedule"]["plateau"] == 0.5
     assert len({trial.mean["nll"] for trial in trials}) == 4
 
     lane = Lane(CANDIDATES["flat, then down"], 4, tmp_path / "alone.safetensors")
     posterior = train([lane], lambda _: vit(RECIPE, NOWHERE, 4), splits().train, centred, "cpu", progress=False)[0]
-    batches = Batches(splits().held_out, centred, 64, "cpu")
+    batches = PreparedBatches(splits().held_out, centred, 64, "cpu")
     alone = evaluate(MonteCarlo(vit(RECIPE, NOWHERE, 4).eval(), posterior, 8, seed=4), batches, progress=False)
     assert trials[3].sampled["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-3)
 
 
-def test_a_search_that_was_stopped_goes_on(tmp_path, made, monkeypatch):
-    first = search(made, [0], tmp_path, "cpu", progress=False)
+def test_a_search_that_was_stopped_goes_on(tmp_path, chosen_from, monkeypatch):
+    first = search(chosen_from, [0], tmp_path, "cpu", progress=False)
     monkeypatch.setattr(training._Run, "epoch", lambda self: pytest.fail("there was nothing to train"))
-    assert search(made, [0], tmp_path, "cpu", progress=False) == first
+    assert search(chosen_from, [0], tmp_path, "cpu", progress=False) == first
 
 
-def test_what_a_search_has_trained_need_not_be_trained_again(tmp_path, made, monkeypatch):
-    search(made, [0], tmp_path, "cpu", progress=False)
+def test_what_a_search_has_trained_need_not_be_trained_again(tmp_path, chosen_from, monkeypatch):
+    search(chosen_from, [0], tmp_path, "cpu", progress=False)
     monkeypatch.setattr(training._Run, "epoch", lambda self: pytest.fail("there was nothing to train"))
     for recipe in CANDIDATES.values():
-        chosen = replace(made, recipe=recipe)
+        chosen = replace(chosen_from, recipe=recipe)
         Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None).train([0])
 
 
 def test_candidates_of_another_length_cannot_be_together(tmp_path):
-    made = experiment(candidates={"short": RECIPE, "long": replace(RECIPE, epochs=9)})
+    chosen_from = experiment(candidates={"short": RECIPE, "long": replace(RECIPE, epochs=9)})
     with pytest.raises(InputError, match="the same epochs and batch"):
-        module.search(made, [0], tmp_path, "cpu", progress=False)
+        module.search(chosen_from, [0], tmp_path, "cpu", progress=False)

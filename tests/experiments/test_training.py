@@ -10,7 +10,7 @@ from torch import nn
 
 from experiments import training
 from experiments.augment import Augment
-from experiments.data import Tokens
+from experiments.data.sentences import Tokens
 from experiments.experiment import NOWHERE
 from experiments.recipes import Recipe, Schedule
 from experiments.rows import ROWS
@@ -18,6 +18,8 @@ from experiments.rows.scratch import centred, vit
 from experiments.training import Lane, train
 from tests.experiments.synthetic import RECIPE, splits
 from varprop.errors import InputError
+
+pytestmark = pytest.mark.second
 
 DATA = splits().train
 CHANGED = replace(RECIPE, augment=Augment(pad=2, flip=True, jitter=0.2, erase=2))
@@ -268,7 +270,7 @@ def test_inputs_by_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "channels", "side", "classes"),
-    [("digits", 1, 8, 10), ("fashion-mnist", 1, 28, 10), ("cifar10-vit", 3, 32, 10), ("tiny-imagenet-vit", 3, 64, 100)],
+    [("fashion-mnist", 1, 28, 10), ("cifar10-vit", 3, 32, 10), ("tiny-imagenet-vit", 3, 64, 100)],
 )
 def test_recipes_fit_their_data(name, channels, side, classes):
     """One batch through the model that the recipe makes, and that each candidate makes."""
@@ -289,7 +291,9 @@ def test_a_model_comes_from_its_seed_alone():
 
 def test_how_it_is_calibrated_is_not_how_it_was_trained(tmp_path):
     """Other calibration finds the same checkpoint; another rate does not."""
-    ours = training.lane("made", RECIPE, 0, tmp_path)
-    assert training.lane("made", replace(RECIPE, calibration={"epochs": 50}), 0, tmp_path).checkpoint == ours.checkpoint
+    ours = training.lane("squares", RECIPE, 0, tmp_path)
+    assert (
+        training.lane("squares", replace(RECIPE, calibration={"epochs": 50}), 0, tmp_path).checkpoint == ours.checkpoint
+    )
     faster = replace(RECIPE, ivon={**RECIPE.ivon, "lr": 3.0})
-    assert training.lane("made", faster, 0, tmp_path).checkpoint != ours.checkpoint
+    assert training.lane("squares", faster, 0, tmp_path).checkpoint != ours.checkpoint

@@ -72,7 +72,10 @@ def calibrate(
     with _tiering_up(new):
         for epoch in range(epochs):
             with tqdm(
-                desc=f"calibrate {epoch + 1}/{epochs}", unit=" examples", disable=not progress, leave=False
+                desc=f"calibrate {epoch + 1}/{epochs}",
+                unit=" examples",
+                disable=None if progress else True,
+                leave=False,
             ) as bar:
                 fit.epoch(batches, *sizes, bar)
     return fit.finish()

@@ -184,4 +184,4 @@ def _report(folder: Path, out: Path | None, console: Console) -> None:
 
 
 def main() -> None:
-    shell.run(app)
+    shell.run(app, "varprop")

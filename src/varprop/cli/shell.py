@@ -64,14 +64,14 @@ def _as_flag(value: Any) -> Any:
     return value if isinstance(value, bool) or value is None else str(value)
 
 
-def run(app: typer.Typer) -> None:
+def run(app: typer.Typer, name: str) -> None:
     """Errors on purpose are one line and exit code 2; what is finished by then is on disk."""
     with warnings.catch_warnings():
         warnings.showwarning = _Warnings()  # type: ignore[assignment]
         try:
-            code = app(standalone_mode=False)
+            code = app(prog_name=name, standalone_mode=False)
         except USAGE as error:
-            _misused(error)
+            _misused(error, name)
         except errors.VarpropError as error:
             _fail(str(error))
         except OSError as error:
@@ -82,8 +82,8 @@ def run(app: typer.Typer) -> None:
     sys.exit(code)
 
 
-def _misused(error: Any) -> None:
-    command = error.ctx.command_path if error.ctx else "varprop"
+def _misused(error: Any, name: str) -> None:
+    command = error.ctx.command_path if error.ctx else name
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
         error.show()
         sys.exit(2)

@@ -53,7 +53,7 @@ def evaluate_answers(
 ) -> Evaluation:
     """The same for predictions that are there already, each with its targets."""
     parts: dict[str, list[Tensor]] = {}
-    with tqdm(desc="evaluate", unit=" examples", disable=not progress, leave=False) as bar:
+    with tqdm(desc="evaluate", unit=" examples", disable=None if progress else True, leave=False) as bar:
         for prediction, target in pairs:
             if not isinstance(prediction, Prediction):
                 raise InputError("evaluate() is for classes: for regression, compare intervals and targets yourself")

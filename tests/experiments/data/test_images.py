@@ -1,93 +1,116 @@
-import sys
-
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from experiments.data import DATASETS, Images, Split, digits, load
+from experiments.data.decode import CROP
+from experiments.data.images import Images, image_folder
+from experiments.data.labelled import hold_out
 from experiments.faults import DataError
+from tests.experiments.data.formats import picture
+
+pytestmark = pytest.mark.second
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two classes; files below the first one, of several formats, and some that are no images."""
+    cats, dogs = tmp_path / "cat", tmp_path / "dog"
+    (cats / "more").mkdir(parents=True)
+    dogs.mkdir()
+    (tmp_path / ".hidden").mkdir()
+    picture(600, 400, shade=10).save(cats / "b.png")
+    picture(400, 400, shade=20).save(cats / "a.PNG")
+    picture(30, 90, shade=30).save(cats / "more" / "c.bmp")
+    picture(50, 40, "L").save(dogs / "grey.png")
+    picture(32, 32, "RGBA", shade=50).save(dogs / "see-through.png")
+    (dogs / "notes.txt").write_text("no image")
+    (tmp_path / "README").write_text("no folder")
+    return tmp_path
+
+
+def test_order_labels_and_classes(photos):
+    files = image_folder(photos)
+    assert files.classes == ("cat", "dog")
+    assert files.labels.tolist() == [0, 0, 0, 1, 1]
+    names = ["cat/a.PNG", "cat/b.png", "cat/more/c.bmp", "dog/grey.png", "dog/see-through.png"]
+    assert list(files.paths) == [str(photos / name) for name in names]
+
+
+def test_read_resizes_the_short_side_and_crops_the_middle(photos):
+    files = image_folder(photos)
+    found = files.read(slice(0, 3))
+    assert (found.shape, found.dtype) == ((3, 3, CROP, CROP), torch.uint8)
+    resized = [
+        Image.open(files.paths[0]).resize((256, 256), Image.Resampling.BILINEAR).crop((16, 16, 240, 240)),
+        Image.open(files.paths[1]).resize((384, 256), Image.Resampling.BILINEAR).crop((80, 16, 304, 240)),
+        Image.open(files.paths[2]).resize((256, 768), Image.Resampling.BILINEAR).crop((16, 272, 240, 496)),
+    ]
+    assert np.array_equal(found.permute(0, 2, 3, 1).numpy(), np.stack([np.asarray(image) for image in resized]))
+
+
+def test_rows_may_be_numbers_masks_and_slices(photos):
+    files = image_folder(photos)
+    whole = files.read(slice(None))
+    for rows in (torch.tensor([4, 0, 0]), torch.tensor([True, False, True, False, False]), slice(1, None, 2)):
+        assert torch.equal(files.read(rows), whole[rows])
+        taken = files.take(rows)
+        assert torch.equal(taken.labels, files.labels[rows])
+        assert torch.equal(taken.read(slice(None)), whole[rows])
+    assert files.read(torch.tensor([], dtype=torch.int64)).shape == (0, 3, CROP, CROP)
+
+
+def test_broken_images_are_named_when_they_are_read(photos):
+    path = photos / "cat" / "b.png"
+    whole = path.read_bytes()
+    files = image_folder(photos)
+    for content in (whole[: len(whole) // 2], whole[:50] + b"\xff" * 9 + whole[59:], b"nonsense", b""):
+        path.write_bytes(content)
+        assert len(files.read(torch.tensor([0, 2]))) == 2
+        with pytest.raises(DataError, match=r"b\.png (cannot be decoded|is not an image)") as caught:
+            files.read(slice(None))
+        assert str(path) in str(caught.value)
+    path.unlink()
+    with pytest.raises(DataError, match=r"b\.png cannot be decoded.*No such file"):
+        files.read(slice(None))
+
+
+def test_folders_that_hold_no_images(tmp_path):
+    with pytest.raises(DataError, match=f"{tmp_path} holds no images; there should be a folder of them for each class"):
+        image_folder(tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match="cat holds no images"):
+        image_folder(tmp_path)
 
 
 def numbered(count):
     """Images that hold their number, and a label that follows from it."""
     images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
-    return Split(images, torch.arange(count) % 3)
-
-
-DATA = Images("made", numbered(50), numbered(5), ("a", "b", "c"))
+    return Images(images, torch.arange(count) % 3)
 
 
 def test_hold_out_is_disjoint_and_complete_and_the_same_each_time():
-    seen, held_out = DATA.hold_out(20)
-    numbers = [split.images[:, 0, 0, 0].tolist() for split in (seen, held_out)]
+    seen, held_out = hold_out(numbered(50), 20)
+    numbers = [part.images[:, 0, 0, 0].tolist() for part in (seen, held_out)]
     assert len(numbers[1]) == 20
     assert sorted(numbers[0] + numbers[1]) == list(range(50))
-    for split, found in zip((seen, held_out), numbers, strict=True):
-        assert split.labels.tolist() == [number % 3 for number in found]
-    again = DATA.hold_out(20)
-    assert torch.equal(again[1].images, held_out.images)
-    assert torch.equal(again[0].images, seen.images)
-    assert not torch.equal(DATA.hold_out(20, seed=1)[1].images, held_out.images)
+    for part, found in zip((seen, held_out), numbers, strict=True):
+        assert part.labels.tolist() == [number % 3 for number in found]
+    assert torch.equal(hold_out(numbered(50), 20)[1].images, held_out.images)
+    assert not torch.equal(hold_out(numbered(50), 20, seed=1)[1].images, held_out.images)
     assert numbers[1] != sorted(numbers[1])
 
 
 @pytest.mark.parametrize("count", [0, 50, -3])
 def test_hold_out_leaves_something_on_both_sides(count):
     with pytest.raises(DataError, match=f"{count} of 50 examples cannot be held out"):
-        DATA.hold_out(count)
+        hold_out(numbered(50), count)
 
 
 def test_read_take_and_move():
-    split = numbered(6)
-    rows = torch.tensor([5, 1])
+    split, rows = numbered(6), torch.tensor([5, 1])
     assert split.read(rows)[:, 0, 0, 0].tolist() == [5, 1]
-    assert split.read(rows).dtype == torch.uint8
     assert split.read(slice(2, 4))[:, 0, 0, 0].tolist() == [2, 3]
     assert split.take(rows).labels.tolist() == [2, 1]
     moved = split.to("meta")
     assert (moved.images.device.type, moved.labels.device.type) == ("meta", "meta")
-
-
-def test_inputs_run_from_minus_one_to_one():
-    split = Split(torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1), torch.zeros(3).long())
-    assert split.inputs().flatten().tolist() == pytest.approx([-1, -0.6, 1])
-
-
-def test_images_and_labels_must_be_as_many():
-    with pytest.raises(DataError, match="5 images and 4 labels"):
-        Split(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.zeros(4).long())
-
-
-def test_digits_are_those_of_scikit_learn():
-    datasets = pytest.importorskip("sklearn.datasets")
-    found = digits()
-    assert (len(found.train), len(found.test)) == (1200, 597)
-    assert found.train.images.shape[1:] == (1, 8, 8)
-    assert found.train.images.max() == 255
-    original = datasets.load_digits()
-    wanted = sorted((int(t), tuple(i.ravel())) for i, t in zip(original.images, original.target, strict=True))
-    both = [
-        *zip(found.train.images, found.train.labels, strict=True),
-        *zip(found.test.images, found.test.labels, strict=True),
-    ]
-    assert sorted((int(t), tuple((i.flatten().double() / 255 * 16).round().tolist())) for i, t in both) == wanted
-    assert torch.equal(load("digits").test.images, found.test.images)
-
-
-def test_digits_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'varprop\[demo\]'"):
-        digits()
-
-
-def test_unknown_data_set():
-    with pytest.raises(DataError, match="there is no data set 'mnist', only digits, fashion-mnist, cifar10, cifar100"):
-        load("mnist")
-    assert set(DATASETS) == {
-        "digits",
-        "fashion-mnist",
-        "cifar10",
-        "cifar100",
-        "tiny-imagenet",
-        "imagenet-sample",
-        "sst2",
-    }

