@@ -14,7 +14,7 @@ test-second: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m second $(PYTEST_FLAGS)
 
 demo: $(STAMP)
-	$(BIN)/python -m experiments demo
+	$(BIN)/varprop demo
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

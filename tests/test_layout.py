@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "varprop"
 FILES = sorted(PACKAGE.rglob("*.py"))
+EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.py"))
 PARTS = [path for path in FILES if path != PACKAGE / "__init__.py"]
 PICKLERS = {"pickle", "dill", "cloudpickle", "shelve", "joblib"}
 LOADERS = {"torch.export.load", "torch.jit.load", "torch.package.PackageImporter"}
@@ -33,12 +34,12 @@ MAY_IMPORT = {
     "evaluation": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration", "report"},
     "report": {"errors", "metrics", "evaluation"},
-    "cli": {"errors", "rules", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
+    "cli": {"errors", "optim", "rules", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
 }
 
 
 def name_of(path):
-    return str(path.relative_to(PACKAGE))
+    return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT))
 
 
 def part_of(path):
@@ -71,10 +72,21 @@ def test_the_package_only_re_exports():
 
 
 def test_every_folder_is_a_package():
-    assert [name_of(path) for path in {file.parent for file in FILES} if not (path / "__init__.py").is_file()] == []
+    folders = {file.parent for file in [*FILES, *EXPERIMENTS]}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_package_knows_nothing_of_the_experiments():
+    used = {name for path in FILES for name in imports(ast.parse(path.read_text())) if "experiments" in name}
+    assert used == set()
+
+
+def test_no_file_name_occurs_twice():
+    names = [path.name for path in [*FILES, *EXPERIMENTS] if path.name != "__init__.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+@pytest.mark.parametrize("path", [*FILES, *EXPERIMENTS], ids=name_of)
 def test_files_are_small_and_named_after_a_field(path):
     assert path.stem not in {"utils", "util", "base", "common", "helpers", "misc"}
     assert len(path.read_text().splitlines()) <= 400
@@ -99,7 +111,7 @@ def unpickling(source):
                 yield f"line {node.lineno}: {name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", [*FILES, *EXPERIMENTS], ids=name_of)
 def test_nothing_is_unpickled(path):
     assert list(unpickling(path.read_text())) == []
 
@@ -161,5 +173,5 @@ def test_constraints_pin_every_dependency():
     wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].lower() for line in lines if "==" in line}
-    assert {re.split(r"[\[>]", name)[0].lower() for name in wanted} <= pinned
+    assert {re.split(r"[\[>]", name)[0].lower() for name in wanted} - {"varprop"} <= pinned
     assert "torch==2.13.0" in lines
