@@ -26,8 +26,8 @@ for name in names:
     # The commands need packages of an extra; what starts them must say so instead of failing to import.
     if not name.startswith("varprop.cli.") or name == "varprop.cli.entry":
         importlib.import_module(name)
-others = {str(file).split("/")[0] for file in importlib.metadata.files("varprop") or ()}
-assert others <= {"varprop", f"varprop-{installed}.dist-info", "..", "bin"}, f"the wheel holds more than varprop: {others}"
+held = {Path(str(file)).parts[0] for file in importlib.metadata.files("varprop") or ()}
+assert held <= {"varprop", f"varprop-{installed}.dist-info", "..", "bin"}, f"the wheel holds more than varprop: {held}"
 assert importlib.util.find_spec("experiments") is None, "the experiments are in the wheel"
 command = subprocess.run(
     [Path(sys.executable).parent / "varprop", "--help"], capture_output=True, text=True, check=False
