@@ -210,7 +210,7 @@ def test_schedulers_and_hooks():
     assert seen[-1] < 0.05
 
 
-def test_a_compiled_loss_of_autocast():
+def test_autocast():
     model = network()
     optimizer = ivon(model.parameters())
     for step in range(3):

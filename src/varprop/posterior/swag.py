@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Tensors, layout, placed, required, unwrapped
-from varprop.posterior.names import did_you_mean
+from varprop.posterior.binding import Tensors, layout, mismatches, placed, required, unwrapped
 from varprop.posterior.running import Running
 from varprop.posterior.samples import read, refuse_constant
 from varprop.posterior.tensors import nonfinite
@@ -41,11 +40,13 @@ class SWAG:
         model = unwrapped(required(model, "update_parameters(model)"))
         parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
         trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-        if not self.n_averaged and not trainable:
-            raise PosteriorError(f"{type(model).__name__} has no parameters that train, so there is nothing to collect")
-        problems = self._changes(parameters, trainable) if self.n_averaged else []
         # What froze later is collected on, so that all parameters have the same number of values.
-        weights = {name: p for name, p in parameters.items() if name in (self._running.origin or trainable)}
+        collected = self._running.origin or trainable
+        if not collected:
+            raise PosteriorError(f"{type(model).__name__} has no parameters that train, so there is nothing to collect")
+        weights = {name: p for name, p in parameters.items() if name in collected}
+        problems = mismatches(collected, model)
+        problems += [f"{name!r} trains now and did not before" for name in trainable if name not in collected]
         problems += [f"{name!r} {fault}" for name, weight in weights.items() if (fault := nonfinite(weight))]
         if problems:
             headline = f"these weights cannot be added to the {self.n_averaged} collected before"
@@ -85,15 +86,6 @@ class SWAG:
 
     def __repr__(self) -> str:
         return f"<SWAG: {self.n_averaged} updates, {len(self._running.origin)} tensors>"
-
-    def _changes(self, parameters: Mapping[str, Tensor], trainable: Mapping[str, Tensor]) -> list[str]:
-        origin = self._running.origin
-        found = [f"{name!r} is missing{did_you_mean(name, parameters)}" for name in origin if name not in parameters]
-        found += [f"{name!r} trains now and did not before" for name in trainable if name not in origin]
-        for name, tensor in origin.items():
-            if name in parameters and parameters[name].shape != tensor.shape:
-                found.append(f"{name!r} has shape {tuple(parameters[name].shape)}, before {tuple(tensor.shape)}")
-        return found
 
 
 def moments(model: nn.Module, source: Any, square: Any = None) -> tuple[Tensors, Tensors]:
