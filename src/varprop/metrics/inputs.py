@@ -55,10 +55,7 @@ def distribution(name: str, probs: Tensor) -> Tensor:
     """
     probs = independent(name, probs)
     if probs.shape[1] < 2:
-        raise MetricError(
-            f"{name} has shape {list(probs.shape)}: a single class is always right. "
-            f"Give a column per class, or use bce for yes-or-no answers."
-        )
+        raise MetricError(f"{name} has a single class, which is always right: give two, or use bce")
     total = probs.sum(1, dtype=wide(probs.device))
     off = (total - 1).abs() > (max(1e-3, 2 * torch.finfo(probs.dtype).eps) if probs.is_floating_point() else 0)
     if bool(off.any()):

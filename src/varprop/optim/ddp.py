@@ -45,16 +45,11 @@ class Reduction:
             self.rank = dist.get_rank() if _world_size() > 1 else 0
             return
         if not isinstance(model, nn.parallel.DistributedDataParallel):
-            raise SamplingError(
-                f"attach() takes the DistributedDataParallel model, not {type(model).__name__}; models sharded with "
-                "fully_shard need no attaching"
-            )
+            raise SamplingError(f"attach() takes the DistributedDataParallel model, not {type(model).__name__}")
         held = set(model.parameters())
         if foreign := [str(tuple(p.shape)) for p in params if p not in held]:
-            raise SamplingError(
-                f"{len(foreign)} of the optimizer's parameters are not in this model, so their gradients would not be "
-                f"averaged; their shapes are {', '.join(foreign[:8])}"
-            )
+            shapes = ", ".join(foreign[:8])
+            raise SamplingError(f"{len(foreign)} parameters of the optimizer are not in this model; shapes {shapes}")
         self._attached, self._group = True, model.process_group
         self.rank = dist.get_rank(self._group)
         # A lambda, because torch reads the annotations of a hook and takes none that are strings.

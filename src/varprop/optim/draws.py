@@ -260,9 +260,8 @@ class Draws:
                     continue
                 if bool(local(p.grad).any()):
                     raise SamplingError(
-                        "there are gradients that were taken at the means, outside any draw. Call optimizer.train() "
-                        "before the first forward pass of every step (with accumulation too), or zero_grad() if they "
-                        "were for something else"
+                        "there are gradients that were taken at the means: call optimizer.train() before the first "
+                        "forward pass of every step, or zero_grad() if they were for something else"
                     )
 
 

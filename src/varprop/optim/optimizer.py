@@ -122,10 +122,7 @@ class IVON(torch.optim.Optimizer):
         if self._draws.phase is Phase.PENDING:
             raise SamplingError("a step begun with sampled_params(train=True) ends with step(), or with zero_grad()")
         if self.mc_samples > 1:
-            raise SamplingError(
-                f"train() takes one draw per step, but mc_samples is {self.mc_samples}: use step(closure), or as many "
-                "sampled_params(train=True) blocks"
-            )
+            raise SamplingError(f"train() takes one draw, but mc_samples is {self.mc_samples}: use step(closure)")
         if self._draws.phase is Phase.MEANS:
             self._draws.reduction.refuse_unknown_replicas(self._params())
             self._draws.arrange(self.param_groups, self.state)
@@ -185,9 +182,8 @@ class IVON(torch.optim.Optimizer):
         """Nothing to do without gradients; torch.distributed.checkpoint makes state so, with gradients of zero."""
         if any(bool(local(p.grad).any()) for p in self._params() if p.grad is not None):
             raise SamplingError(
-                "step() without a draw: these gradients were taken at the means. Take them inside "
-                "`with optimizer.sampled_params(train=True)`, or call optimizer.train() before every forward pass, or "
-                "pass a closure"
+                "step() without a draw: these gradients were taken at the means. Take them inside sampled_params("
+                "train=True), or call optimizer.train() before every forward pass, or pass a closure"
             )
         self._draws.arrange(self.param_groups, self.state)
 

@@ -76,15 +76,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Moments]:
 
 def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != _FORMAT:
-        raise PosteriorFileError(
-            f"cannot load {path}: a safetensors file, but not a posterior (its metadata lacks format={_FORMAT!r}); "
-            "build one with Posterior.from_tensors and write it with save"
-        )
-    if metadata.get("version") != _VERSION:
-        raise PosteriorFileError(
-            f"cannot load {path}: format version {metadata.get('version')!r}, and this varprop reads {_VERSION!r}; "
-            "a newer varprop may have written it"
-        )
+        raise PosteriorFileError(f"cannot load {path}: not a posterior written by save (no format={_FORMAT!r} in it)")
+    if (version := metadata.get("version")) != _VERSION:
+        raise PosteriorFileError(f"cannot load {path}: format version {version!r} needs another version of varprop")
 
 
 def _split(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
@@ -92,9 +86,7 @@ def _split(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
     for key, tensor in tensors.items():
         role, dot, name = key.partition(".")
         if role not in parts or not dot:
-            raise PosteriorFileError(
-                f"cannot load {path}: unexpected tensor {key!r}; all are mean.<name> or var.<name>"
-            )
+            raise PosteriorFileError(f"cannot load {path}: unexpected tensor {key!r}, not mean.<name> or var.<name>")
         parts[role][name] = tensor
     try:
         return checked(parts["mean"], parts["var"])

@@ -111,9 +111,8 @@ def _from_averages(model: nn.Module, first: Any, second: Any) -> tuple[Tensors, 
     problems = [f"mean: {problem}" for problem in shortened(wrong)]
     problems += [f"square: {problem}" for problem in shortened(wrong_too)]
     if problems:
-        raise PosteriorMismatchError(
-            listing(f"these are no averages of the weights of {type(model).__name__}", problems)
-        )
+        headline = f"these are no averages of the weights of {type(model).__name__}"
+        raise PosteriorMismatchError(listing(headline, problems))
     var = {}
     for name in mean:
         # float64, which not every device has: the difference must not add a rounding error of its own.
