@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ _MODEL_KEYS = ("model", "state_dict", "model_state_dict")
 _OPTIMIZER_KEYS = ("optimizer", "optim", "optimizer_state_dict")
 
 
-def ivon_checkpoint(model: nn.Module, file: str | os.PathLike[str]) -> tuple[nn.Module, Posterior]:
+def ivon_checkpoint(model: nn.Module, path: Path) -> tuple[nn.Module, Posterior]:
     """The model with the weights and norms' statistics of a checkpoint, in eval mode, and its IVON posterior.
 
-    ``file`` is what ``torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)`` wrote,
+    ``path`` is what ``torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)`` wrote,
     with ivon-opt's optimizer or varprop's; ``state_dict`` and other usual keys are known too. Only tensors and plain
     values are read from it: anything that could run code is refused.
     """
-    path = Path(file)
     checkpoint = _loaded(path)
     weights = _entry(checkpoint, _MODEL_KEYS, path, "the model's weights")
     optimizer = _entry(checkpoint, _OPTIMIZER_KEYS, path, "the optimizer's state")

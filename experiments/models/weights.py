@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from experiments.faults import DataError
+from varprop.errors import shortened
 
 Tensors = dict[str, Tensor]
-_SHOWN = 6
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -27,14 +27,13 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
         if tensor.shape != own[name].shape
     ]
     if problems:
-        rest = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise DataError(
             f"{where} does not hold the weights of this {type(model).__name__}, but of another architecture: "
-            f"{'; '.join(problems[:_SHOWN])}{rest}"
+            f"{'; '.join(shortened(problems))}"
         )
     damaged = [name for name, tensor in given.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if damaged:
-        raise DataError(f"{where} is damaged: NaN or infinite values in {', '.join(damaged[:_SHOWN])}")
+        raise DataError(f"{where} is damaged: NaN or infinite values in {', '.join(shortened(damaged))}")
     with torch.no_grad():
         for name, tensor in given.items():
             own[name].copy_(tensor)

@@ -8,7 +8,7 @@ from experiments.augment import Augment
 from experiments.data.cifar import cifar100
 from experiments.experiment import Experiment, Sources
 from experiments.models.prepare import VIT
-from experiments.models.vit_base import vit_base
+from experiments.models.transformer import vit_base
 from experiments.recipes import Recipe, Schedule
 from experiments.rows.pretrained import weights_of
 from experiments.rows.scratch import splits

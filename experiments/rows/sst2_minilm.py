@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from experiments.data.labelled import hold_out
 from experiments.data.sentences import Sentences, Tokens, sst2
 from experiments.experiment import Experiment, Sources, Splits
-from experiments.models.minilm import minilm, tokenize
+from experiments.models.transformer import minilm, tokenize
 from experiments.recipes import Recipe, Schedule
 from experiments.rows.pretrained import weights_of
 

@@ -15,7 +15,10 @@ from varprop.cli import app
 from varprop.evaluation.methods import listed
 from varprop.report import Results
 
-pytestmark = pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL")
+pytestmark = [
+    pytest.mark.second,
+    pytest.mark.filterwarnings("ignore:calibration ended after", "ignore:calibration raised the NLL"),
+]
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "CVP": {"plain": 2.5, "sample": 1.25}}
 NAMES = ["demo", "coverage", "calibrate", "evaluate", "bench", "report"]

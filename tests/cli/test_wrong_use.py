@@ -132,6 +132,7 @@ def test_results_folders(refused, tmp_path):
     assert "there is no folder" in refused("report", tmp_path / "file")
 
 
+@pytest.mark.second
 def test_a_half_written_row(varprop, refused, tmp_path):
     make(tmp_path, methods=["mean"], seeds=2, thumbnails=0)
     rows = tmp_path / "rows.jsonl"
@@ -146,6 +147,7 @@ def test_a_half_written_row(varprop, refused, tmp_path):
     assert "run what it held again" in refused("report", tmp_path)
 
 
+@pytest.mark.second
 def test_results_of_another_version(refused, mine):
     make(mine / "results", methods=["mean"], seeds=1, thumbnails=0)
     rows = mine / "results" / "rows.jsonl"
@@ -224,6 +226,7 @@ def test_entry_says_what_is_missing(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: the command line needs typer, pyyaml: pip install 'varprop[cli]'\n"
 
 
+@pytest.mark.second
 def test_without_typer_in_a_fresh_process():
     """Also where a module is there but must not be imported: nothing of the command line may come before the check."""
     code = "import sys; sys.modules['typer'] = None; from varprop.cli.entry import main; main()"
@@ -233,6 +236,7 @@ def test_without_typer_in_a_fresh_process():
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.second
 def test_the_installed_command(tmp_path):
     command = [sys.executable, "-c", "from varprop.cli.entry import main; main()", "report", str(tmp_path / "none")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

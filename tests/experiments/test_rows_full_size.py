@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.models.vit_base import BASE
+from experiments.models.transformer import BASE
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
 from tests.experiments import synthetic_rows

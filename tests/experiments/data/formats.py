@@ -4,12 +4,11 @@ import gzip
 import io
 import json
 import struct
-import tarfile
 
 import numpy as np
 from PIL import Image
 
-from experiments.data.cifar import ARCHIVE, ARCHIVE_100, PACKS, PARTS, PARTS_100
+from experiments.data.cifar import NAMES_100, PACKS, PARTS, PARTS_100
 from experiments.data.idx import FILES
 
 RNG = np.random.default_rng(0)
@@ -44,18 +43,6 @@ def binary(folder):
     folder.mkdir(parents=True, exist_ok=True)
     for name, images, labels in zip(PARTS, COLOUR, COLOUR_LABELS, strict=True):
         (folder / name).write_bytes(records(images, labels))
-    return folder
-
-
-def archive(folder, parts=PARTS):
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(folder / ARCHIVE, "w:gz") as file:
-        for name, images, labels in zip(PARTS, COLOUR, COLOUR_LABELS, strict=True):
-            if name in parts:
-                data = records(images, labels)
-                member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-                member.size = len(data)
-                file.addfile(member, io.BytesIO(data))
     return folder
 
 
@@ -95,24 +82,13 @@ def hundred():
         )
         for name, images, labels in zip(PARTS_100, FINE, FINE_LABELS, strict=True)
     }
-    return {**parts, "fine_label_names.txt": "".join(f"{name}\n" for name in FINE_NAMES).encode() + b"\n"}
+    return {**parts, NAMES_100: "".join(f"{name}\n" for name in FINE_NAMES).encode() + b"\n"}
 
 
 def hundred_binary(folder):
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in hundred().items():
         (folder / name).write_bytes(data)
-    return folder
-
-
-def hundred_archive(folder, parts=(*PARTS_100, "coarse_label_names.txt", "fine_label_names.txt")):
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {**hundred(), "coarse_label_names.txt": b"fish\n"}
-    with tarfile.open(folder / ARCHIVE_100, "w:gz") as file:
-        for name in parts:
-            member = tarfile.TarInfo(f"cifar-100-binary/{name}")
-            member.size = len(content[name])
-            file.addfile(member, io.BytesIO(content[name]))
     return folder
 
 

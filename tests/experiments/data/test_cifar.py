@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.data.cifar import ARCHIVE, ARCHIVE_100, NAMES_100, PACKS, PARTS, cifar10, cifar100
+from experiments.data.cifar import NAMES_100, PACKS, PARTS, cifar10, cifar100
 from experiments.faults import DataError
 from tests.experiments.data import formats
 from tests.experiments.data.formats import COLOUR, FINE, sheet
@@ -22,10 +22,8 @@ def fails(read, folder, name, message):
     ("read", "write"),
     [
         (cifar10, formats.binary),
-        (cifar10, formats.archive),
         (cifar10, formats.packed),
         (cifar100, formats.hundred_binary),
-        (cifar100, formats.hundred_archive),
     ],
 )
 def test_values_and_order(tmp_path, read, write):
@@ -38,40 +36,24 @@ def test_values_and_order(tmp_path, read, write):
         assert part.labels.tolist() == classes.tolist()
 
 
-def test_without_names_classes_are_numbers(tmp_path):
-    (formats.hundred_binary(tmp_path) / NAMES_100).unlink()
-    assert cifar100(tmp_path).classes == tuple(map(str, range(100)))
-    formats.hundred_archive(tmp_path / "other", ("train.bin", "test.bin"))
-    assert cifar100(tmp_path / "other").classes[99] == "99"
-
-
 @pytest.mark.parametrize(
     ("write", "read", "name", "change", "message"),
     [
         (formats.binary, cifar10, PARTS[2], lambda data: data[:-1], "not a whole number of CIFAR-10 records"),
         (formats.binary, cifar10, PARTS[2], lambda data: b"", "not a whole number of CIFAR-10 records .0 bytes"),
         (formats.binary, cifar10, PARTS[2], lambda data: b"\x0a" + data[1:], "label 10: this is not CIFAR-10"),
-        (formats.archive, cifar10, ARCHIVE, lambda data: data[: len(data) // 2], "is not a whole archive"),
-        (formats.archive, cifar10, ARCHIVE, lambda data: b"nonsense", "is not a whole archive"),
         (formats.packed, cifar10, PACKS[1], lambda data: data[: len(data) // 2], "is not a whole pack of images"),
         (formats.packed, cifar10, PACKS[1], lambda data: b"", "is not a whole pack of images"),
         (formats.hundred_binary, cifar100, "train.bin", lambda data: data[:-1], "number of CIFAR-100 records"),
         (formats.hundred_binary, cifar100, "test.bin", lambda data: b"\x00\x64" + data[2:], "has a label 100"),
         (formats.hundred_binary, cifar100, "test.bin", lambda data: b"\x14" + data[1:], "has a label 20"),
         (formats.hundred_binary, cifar100, NAMES_100, lambda data: b"apple\n", "has 1 names instead of 100"),
-        # The checksum, behind the last byte that is needed.
-        (formats.hundred_archive, cifar100, ARCHIVE_100, lambda data: data[:-6] + b"x" + data[-5:], "whole archive"),
     ],
 )
 def test_damage_is_named_with_its_file(tmp_path, write, read, name, change, message):
     path = write(tmp_path) / name
     path.write_bytes(change(path.read_bytes()))
     fails(read, tmp_path, name, message)
-
-
-def test_an_archive_that_lacks_parts(tmp_path):
-    formats.archive(tmp_path, PARTS[:-2])
-    fails(cifar10, tmp_path, ARCHIVE, "lacks data_batch_5.bin, test_batch.bin")
 
 
 @pytest.mark.parametrize(
