@@ -1,11 +1,8 @@
-"""Arguments for every op that has a rule: small, of odd shapes, random and constant in turn.
-
-``bias`` is the relative error the rule's docstring admits, 0 where it says ``Exact.``; see ``check_rule``.
-``mean_scales`` and ``var_scales`` are the magnitudes at which float32 is compared with float64, fewer where the op has
-a domain.
-"""
+"""Arguments for every op that has a rule: small, of odd shapes, random and constant in turn."""
 
 import dataclasses
+import enum
+import functools
 import math
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,8 +19,22 @@ from varprop.rules import functions
 aten = torch.ops.aten
 
 
+class Kind(enum.Enum):
+    """What is known of a result, and so how its rule is tested."""
+
+    AFFINE = "affine in each random argument: its moments have an exact reference"
+    CERTAIN = "without variance: the op's own result at the mean"
+    CURVED = "neither: compared with samples"
+
+
 @dataclass(frozen=True)
 class Case:
+    """An op and its arguments.
+
+    ``bias`` is the relative error its rule admits, see ``check_rule``. ``mean_scales`` and ``var_scales`` are the
+    magnitudes at which float32 is compared with float64, fewer where the op has a domain.
+    """
+
     op: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -32,10 +43,11 @@ class Case:
     note: str = ""
     mean_scales: tuple[float, ...] = (1e-3, 1.0, 1e3)
     var_scales: tuple[float, ...] = (1e-8, 1e-3, 1.0, 1e2)
+    kind: Kind = Kind.CURVED
 
     @property
     def name(self) -> str:
-        name = str(self.op) if hasattr(self.op, "_schema") else f"ops.{self.op.__name__}"
+        name = str(self.op) if hasattr(self.op, "_schema") else self.op.__name__
         return f"{name}-{self.note}" if self.note else name
 
     def change(self, function: Callable[[Any], Any]) -> "Case":
@@ -68,6 +80,10 @@ class Case:
     def apply(self, rules: vp.RuleSet) -> list[Any]:
         """The results of the op's rule."""
         return results(rules[self.op](*self.args, **self.kwargs))
+
+
+Affine = functools.partial(Case, kind=Kind.AFFINE)
+Certain = functools.partial(Case, kind=Kind.CERTAIN)
 
 
 def results(value: Any) -> list[Any]:
@@ -112,34 +128,34 @@ class Source:
 def arithmetic() -> Iterator[Case]:
     s = Source("arithmetic")
     x, y, row, c = s.random(3, 5), s.random(3, 5), s.random(5), s.constant(3, 5)
-    yield Case(aten.add.Tensor, (x, y))
-    yield Case(aten.add.Tensor, (s.random(3, 1), s.random(4)), {"alpha": -2.5}, note="broadcast, alpha")
-    yield Case(aten.add.Tensor, (c, row), {"alpha": 3}, note="constant first")
-    yield Case(aten.add.Tensor, (row, c), note="constant wider")
-    yield Case(aten.add.Tensor, (x, 1.5), note="number")
-    yield Case(aten.add.Scalar, (x, 2.5))
-    yield Case(aten.add.Scalar, (x, 2.5, 3), note="alpha")
-    yield Case(aten.sub.Tensor, (x, row), {"alpha": 0.5})
-    yield Case(aten.sub.Tensor, (c, x), note="constant first")
-    yield Case(aten.sub.Scalar, (x, 2.5))
-    yield Case(aten.rsub.Scalar, (x, 2.5))
-    yield Case(aten.rsub.Scalar, (x, 2.5, 2), note="alpha")
-    yield Case(aten.rsub.Tensor, (x, row), {"alpha": 2})
-    yield Case(aten.neg.default, (x,))
-    yield Case(aten.mul.Tensor, (x, y))
-    yield Case(aten.mul.Tensor, (s.random(3, 1), s.random(1, 4)), note="broadcast")
-    yield Case(aten.mul.Tensor, (c, row), note="constant first")
-    yield Case(aten.mul.Tensor, (row, c), note="constant wider")
-    yield Case(aten.mul.Tensor, (x, -3.0), note="number")
-    yield Case(aten.mul.Scalar, (x, -3.0))
-    yield Case(aten.addcmul.default, (x, y, row), {"value": -0.5})
-    yield Case(aten.addcmul.default, (c, x, c), note="constants")
-    yield Case(aten.lerp.Scalar, (x, y, 0.3))
-    yield Case(aten.lerp.Scalar, (c, y, 0.3), note="constant")
+    yield Affine(aten.add.Tensor, (x, y))
+    yield Affine(aten.add.Tensor, (s.random(3, 1), s.random(4)), {"alpha": -2.5}, note="broadcast, alpha")
+    yield Affine(aten.add.Tensor, (c, row), {"alpha": 3}, note="constant first")
+    yield Affine(aten.add.Tensor, (row, c), note="constant wider")
+    yield Affine(aten.add.Tensor, (x, 1.5), note="number")
+    yield Affine(aten.add.Scalar, (x, 2.5))
+    yield Affine(aten.add.Scalar, (x, 2.5, 3), note="alpha")
+    yield Affine(aten.sub.Tensor, (x, row), {"alpha": 0.5})
+    yield Affine(aten.sub.Tensor, (c, x), note="constant first")
+    yield Affine(aten.sub.Scalar, (x, 2.5))
+    yield Affine(aten.rsub.Scalar, (x, 2.5))
+    yield Affine(aten.rsub.Scalar, (x, 2.5, 2), note="alpha")
+    yield Affine(aten.rsub.Tensor, (x, row), {"alpha": 2})
+    yield Affine(aten.neg.default, (x,))
+    yield Affine(aten.mul.Tensor, (x, y))
+    yield Affine(aten.mul.Tensor, (s.random(3, 1), s.random(1, 4)), note="broadcast")
+    yield Affine(aten.mul.Tensor, (c, row), note="constant first")
+    yield Affine(aten.mul.Tensor, (row, c), note="constant wider")
+    yield Affine(aten.mul.Tensor, (x, -3.0), note="number")
+    yield Affine(aten.mul.Scalar, (x, -3.0))
+    yield Affine(aten.addcmul.default, (x, y, row), {"value": -0.5})
+    yield Affine(aten.addcmul.default, (c, x, c), note="constants")
+    yield Affine(aten.lerp.Scalar, (x, y, 0.3))
+    yield Affine(aten.lerp.Scalar, (c, y, 0.3), note="constant")
     for op in (aten.div.Tensor, aten.true_divide.Tensor):
-        yield Case(op, (x, s.positive(5)))
-    yield Case(aten.div.Tensor, (row, s.positive(3, 5)), note="constant wider")
-    yield Case(aten.div.Scalar, (x, -3.0))
+        yield Affine(op, (x, s.positive(5)))
+    yield Affine(aten.div.Tensor, (row, s.positive(3, 5)), note="constant wider")
+    yield Affine(aten.div.Scalar, (x, -3.0))
     # Linearised in a divisor N(m, v): E[y] is off by μ v/m³, which is √v/m of the deviation; Var[y] by about 8 v/m².
     divisor = s.random(3, 5, mean=4.0, spread=0.1, var=0.01)
     linear_part = {"bias": (0.03, 0.008), "mean_scales": (1.0, 1e3), "var_scales": (1e-8, 1e-3, 1.0)}
@@ -153,67 +169,69 @@ def linear() -> Iterator[Case]:
     for random in range(1, 8):  # every combination of random and constant
         parts = [part if random & 1 << i else part.mean for i, part in enumerate((x, weight, bias))]
         names = "xwb"
-        yield Case(
+        yield Affine(
             aten.linear.default, tuple(parts), note="random " + "".join(names[i] for i in range(3) if random & 1 << i)
         )
-    yield Case(aten.linear.default, (x, weight), note="no bias")
-    yield Case(aten.linear.default, (s.random(5), weight, None), note="vector")
+    yield Affine(aten.linear.default, (x, weight), note="no bias")
+    yield Affine(aten.linear.default, (s.random(5), weight, None), note="vector")
     a, b = s.random(3, 4), s.random(4, 2)
-    yield Case(aten.addmm.default, (s.random(2), a, b), {"beta": 0.5, "alpha": -2})
-    yield Case(aten.addmm.default, (s.random(3, 2), a, b.mean), note="constant weight")
-    yield Case(aten.addmm.default, (s.random(3, 2), a.mean, b.mean), {"alpha": 2}, note="random bias")
-    yield Case(aten.addmm.default, (s.constant(2), a.mean, b), {"beta": 2}, note="random weight")
-    yield Case(
+    yield Affine(aten.addmm.default, (s.random(2), a, b), {"beta": 0.5, "alpha": -2})
+    yield Affine(aten.addmm.default, (s.random(3, 2), a, b.mean), note="constant weight")
+    yield Affine(aten.addmm.default, (s.random(3, 2), a.mean, b.mean), {"alpha": 2}, note="random bias")
+    yield Affine(aten.addmm.default, (s.constant(2), a.mean, b), {"beta": 2}, note="random weight")
+    yield Affine(
         aten.baddbmm.default, (s.random(2, 3, 3), s.random(2, 3, 4), s.random(2, 4, 3)), {"beta": 2, "alpha": 0.5}
     )
-    yield Case(aten.mm.default, (a, b))
-    yield Case(aten.mm.default, (a.mean, b), note="constant first")
-    yield Case(aten.bmm.default, (s.random(2, 3, 4), s.constant(2, 4, 3)))
-    yield Case(aten.matmul.default, (a, b))
-    yield Case(aten.matmul.default, (s.random(2, 1, 3, 4), s.random(5, 4, 2)), note="broadcast")
-    yield Case(aten.matmul.default, (s.random(2, 3, 4), s.random(4)), note="vector")
-    yield Case(aten.mv.default, (a, s.random(4)))
-    yield Case(aten.dot.default, (s.random(5), s.random(5)))
-    yield Case(aten.outer.default, (s.random(3), s.random(4)))
-    yield Case(aten.tensordot.default, (s.random(2, 3, 4), s.random(4, 3, 2), [1, 2], [1, 0]))
-    yield Case(aten.bilinear.default, (s.random(3, 2), s.random(3, 4), s.random(3, 2, 4), s.random(3)))
-    yield Case(aten.bilinear.default, (s.random(3, 2), s.constant(3, 4), s.constant(3, 2, 4)), note="one random")
-    yield Case(aten.einsum.default, ("bij,bjk->bik", [s.random(2, 3, 4), s.random(2, 4, 3)]))
-    yield Case(aten.einsum.default, ("ij,jk", [a, b]), note="implicit")
-    yield Case(aten.einsum.default, ("...i,ki->...k", [s.random(2, 3, 4), s.constant(3, 4)]), note="ellipsis")
-    yield Case(aten.einsum.default, ("ijk->ki", [s.random(2, 3, 4)]), note="one operand")
+    yield Affine(aten.mm.default, (a, b))
+    yield Affine(aten.mm.default, (a.mean, b), note="constant first")
+    yield Affine(aten.bmm.default, (s.random(2, 3, 4), s.constant(2, 4, 3)))
+    yield Affine(aten.matmul.default, (a, b))
+    yield Affine(aten.matmul.default, (s.random(2, 1, 3, 4), s.random(5, 4, 2)), note="broadcast")
+    yield Affine(aten.matmul.default, (s.random(2, 3, 4), s.random(4)), note="vector")
+    yield Affine(aten.mv.default, (a, s.random(4)))
+    yield Affine(aten.dot.default, (s.random(5), s.random(5)))
+    yield Affine(aten.outer.default, (s.random(3), s.random(4)))
+    yield Affine(aten.tensordot.default, (s.random(2, 3, 4), s.random(4, 3, 2), [1, 2], [1, 0]))
+    yield Affine(aten.bilinear.default, (s.random(1, 2), s.random(1, 3), s.random(2, 2, 3), s.random(2)))
+    yield Affine(aten.bilinear.default, (s.random(2, 2), s.constant(2, 3), s.constant(2, 2, 3)), note="one random")
+    yield Affine(aten.einsum.default, ("bij,bjk->bik", [s.random(2, 3, 4), s.random(2, 4, 3)]))
+    yield Affine(aten.einsum.default, ("ij,jk", [a, b]), note="implicit")
+    yield Affine(aten.einsum.default, ("...i,ki->...k", [s.random(2, 3, 4), s.constant(3, 4)]), note="ellipsis")
+    yield Affine(aten.einsum.default, ("ijk->ki", [s.random(2, 3, 4)]), note="one operand")
 
 
 def convolution() -> Iterator[Case]:
     s = Source("convolution")
     x1, w1, b = s.random(2, 3, 7), s.random(4, 3, 3), s.random(4)
-    yield Case(aten.conv1d.default, (x1, w1, b, [2], [1], [1]))
-    yield Case(aten.conv1d.default, (x1.mean, w1.mean, b), note="random bias")
-    yield Case(aten.conv1d.default, (x1.mean[0], w1.mean, b), note="random bias, no batch")
-    yield Case(aten.conv1d.padding, (x1, w1, b, [1], "same"))
-    x2, w2, grouped = s.random(2, 4, 5, 6), s.random(6, 4, 3, 2), s.random(6, 2, 3, 2)
-    b2 = s.random(6)
-    yield Case(aten.conv2d.default, (x2, w2, b2, [2, 1], [1, 0], [1, 2]), note="stride, padding, dilation")
-    yield Case(aten.conv2d.default, (x2, grouped, None, [1, 1], [1, 1], [1, 1], 2), note="groups")
-    yield Case(aten.conv2d.default, (x2, w2.mean, b2.mean), note="random x")
-    yield Case(aten.conv2d.default, (x2.mean, w2, None), note="random weight")
-    yield Case(aten.conv2d.default, (x2.mean, w2, b2), note="random weight and bias")
-    yield Case(aten.conv2d.default, (x2.mean, w2.mean, b2), note="random bias")
-    yield Case(aten.conv2d.padding, (x2, w2, b2, [1, 1], "same", [1, 2]))
-    yield Case(aten.conv2d.padding, (x2, w2.mean, b2, [1, 1], "valid"), note="valid")
+    yield Affine(aten.conv1d.default, (x1, w1, b, [2], [1], [1]))
+    yield Affine(aten.conv1d.default, (x1.mean, w1.mean, b), note="random bias")
+    yield Affine(aten.conv1d.default, (x1.mean[0], w1.mean, b), note="random bias, no batch")
+    yield Affine(aten.conv1d.padding, (x1, w1, b, [1], "same"))
+    x2, w2, grouped = s.random(2, 2, 4, 5), s.random(4, 2, 3, 2), s.random(4, 1, 3, 2)
+    b2 = s.random(4)
+    yield Affine(aten.conv2d.default, (x2, w2, b2, [2, 1], [1, 0], [1, 2]), note="stride, padding, dilation")
+    yield Affine(aten.conv2d.default, (x2, grouped, None, [1, 1], [1, 1], [1, 1], 2), note="groups")
+    yield Affine(aten.conv2d.default, (x2, w2.mean, b2.mean), note="random x")
+    yield Affine(aten.conv2d.default, (x2.mean, w2, None), note="random weight")
+    yield Affine(aten.conv2d.default, (x2.mean, w2, b2), note="random weight and bias")
+    yield Affine(aten.conv2d.default, (x2.mean, w2.mean, b2), note="random bias")
+    yield Affine(aten.conv2d.padding, (x2, w2, b2, [1, 1], "same", [1, 2]))
+    yield Affine(aten.conv2d.padding, (x2, w2.mean, b2, [1, 1], "valid"), note="valid")
     x3, w3 = s.random(1, 2, 3, 4, 3), s.random(3, 2, 2, 3, 2)
-    yield Case(aten.conv3d.default, (x3, w3, s.random(3), [1, 2, 1], [1, 1, 0]))
-    yield Case(aten.conv3d.padding, (x3, w3, None, [1, 1, 1], "same"))
-    yield Case(aten.conv_transpose1d.default, (s.random(2, 3, 4), s.random(3, 2, 3), s.random(2), [2], [1], [1]))
-    yield Case(
+    yield Affine(aten.conv3d.default, (x3, w3, s.random(3), [1, 2, 1], [1, 1, 0]))
+    yield Affine(aten.conv3d.padding, (x3, w3, None, [1, 1, 1], "same"))
+    yield Affine(aten.conv_transpose1d.default, (s.random(2, 3, 4), s.random(3, 2, 3), s.random(2), [2], [1], [1]))
+    yield Affine(
         aten.conv_transpose2d.input,
         (s.random(1, 4, 3, 3), s.random(4, 2, 3, 2), s.random(4), [2, 1], [1, 0], [1, 0], 2, [1, 2]),
         note="groups, dilation",
     )
-    yield Case(
+    yield Affine(
         aten.conv_transpose2d.input, (s.constant(1, 4, 3, 3), s.constant(4, 2, 3, 2), s.random(2)), note="random bias"
     )
-    yield Case(aten.conv_transpose3d.input, (s.random(1, 2, 2, 3, 2), s.random(2, 3, 2, 2, 2), s.random(3), [1, 2, 1]))
+    yield Affine(
+        aten.conv_transpose3d.input, (s.random(1, 2, 2, 3, 2), s.random(2, 3, 2, 2, 2), s.random(3), [1, 2, 1])
+    )
 
 
 def activation() -> Iterator[Case]:
@@ -258,7 +276,7 @@ def activation() -> Iterator[Case]:
     yield Case(aten.heaviside.default, (x, s.constant(5)), **bounded)
     yield Case(aten.prelu.default, (x, s.random(5)), **bounded)
     yield Case(aten.prelu.default, (x, s.constant(5)), **bounded, note="constant weight")
-    yield Case(aten.prelu.default, (x.mean, s.random(5)), note="random weight")
+    yield Affine(aten.prelu.default, (x.mean, s.random(5)), note="random weight")
     yield Case(aten.prelu.default, (s.random(2, 3, 4), s.random(1)), **bounded, note="one weight")
     yield Case(aten.square.default, (x,), **bounded)
     for exponent in (2, 3, 4):
@@ -305,15 +323,15 @@ def written_out() -> Iterator[Case]:
 
     yield Case(functions.elementwise, (chain(tanh_gelu), x), samples=40_000, note="tanh-GELU")
     yield Case(functions.elementwise, (chain(gated), x, c), samples=40_000, note="gated")
-    yield Case(functions.elementwise, (chain(affine), x, c, d), note="affine")
-    yield Case(functions.elementwise, (chain(itself_twice), x), note="x + 2x + x")
+    yield Affine(functions.elementwise, (chain(affine), x, c, d), note="affine")
+    yield Affine(functions.elementwise, (chain(itself_twice), x), note="x + 2x + x")
     yield Case(functions.elementwise, (chain(square), x, c), samples=40_000, note="x (x + c)")
-    yield Case(functions.residual_linear, (s.random(2, 5), s.random(5, 5), s.random(5)))
-    yield Case(functions.residual_linear, (s.random(2, 5), s.constant(5, 5)), note="constant weight")
-    yield Case(functions.residual_linear, (s.constant(2, 5), s.random(5, 5), s.constant(5)), note="random weight")
-    yield Case(functions.residual_linear, (s.constant(2, 5), s.constant(5, 5), s.random(5)), note="random bias")
+    yield Affine(functions.residual_linear, (s.random(2, 5), s.random(5, 5), s.random(5)))
+    yield Affine(functions.residual_linear, (s.random(2, 5), s.constant(5, 5)), note="constant weight")
+    yield Affine(functions.residual_linear, (s.constant(2, 5), s.random(5, 5), s.constant(5)), note="random weight")
+    yield Affine(functions.residual_linear, (s.constant(2, 5), s.constant(5, 5), s.random(5)), note="random bias")
     # −x + x = 0 exactly: the diagonal of I + W vanishes.
-    yield Case(functions.residual_linear, (s.random(2, 3), -torch.eye(3, dtype=torch.float64)), note="cancelling")
+    yield Affine(functions.residual_linear, (s.random(2, 3), -torch.eye(3, dtype=torch.float64)), note="cancelling")
 
 
 def normalization() -> Iterator[Case]:
@@ -325,19 +343,19 @@ def normalization() -> Iterator[Case]:
     yield Case(aten.layer_norm.default, (x, [size], weight, bias), **loose)
     yield Case(aten.layer_norm.default, (x, [size], None, None, 0.1), **loose, note="no affine part")
     yield Case(aten.layer_norm.default, (x, [size], weight.mean, bias.mean, 1e-5, False), **loose, note="random x")
-    yield Case(aten.layer_norm.default, (x.mean, [size], weight, bias.mean), note="random weight")
-    yield Case(aten.layer_norm.default, (x.mean, [size], None, bias), note="random bias")
+    yield Affine(aten.layer_norm.default, (x.mean, [size], weight, bias.mean), note="random weight")
+    yield Affine(aten.layer_norm.default, (x.mean, [size], None, bias), note="random bias")
     yield Case(aten.layer_norm.default, (s.random(2, 8, 32), [8, 32], s.random(8, 32)), **loose, note="two dims")
     yield Case(aten.rms_norm.default, (x, [size], weight, 1e-3), **loose)
     # ε is that of the dtype: float32 and float64 differ where it matters, at small means.
     own_eps = {**loose, "mean_scales": (1.0, 1e3)}
     yield Case(aten.rms_norm.default, (x, [size]), **own_eps, note="eps of the dtype")
-    yield Case(aten.rms_norm.default, (x.mean, [size], weight), note="random weight")
+    yield Affine(aten.rms_norm.default, (x.mean, [size], weight), note="random weight")
     yield Case(aten.rms_norm.default, (s.random(2, 8, 32), [8, 32]), **own_eps, note="two dims")
     image, gain, shift = s.random(1, 4, 16, 8), s.random(4), s.random(4)
     yield Case(aten.group_norm.default, (image, 2, gain, shift), **loose)
     yield Case(aten.group_norm.default, (image, 2), **loose, note="no affine part")
-    yield Case(aten.group_norm.default, (image.mean, 4, gain, shift.mean), note="random weight")
+    yield Affine(aten.group_norm.default, (image.mean, 4, gain, shift.mean), note="random weight")
     wide = s.random(1, 3, 16, 16)
     per_channel = s.random(3), s.random(3)
     yield Case(aten.instance_norm.default, (wide, *per_channel, None, None, True, 0.1, 1e-5, False), **loose)
@@ -348,7 +366,7 @@ def normalization() -> Iterator[Case]:
         note="no affine part",
     )
     running = s.constant(3), s.positive(3)
-    yield Case(
+    yield Affine(
         aten.instance_norm.default,
         (s.random(2, 3, 5), *per_channel, *running, False, 0.1, 1e-5, False),
         note="running statistics",
@@ -357,10 +375,10 @@ def normalization() -> Iterator[Case]:
     yield Case(functions.rms_normalize, (wide, (2, 3), 1e-6), **loose, note="filter response norm")
     yield Case(functions.standardize, (x, (-1,), 1e-5), **loose)
     batch_norm = aten._native_batch_norm_legit_no_training.default
-    yield Case(batch_norm, (s.random(2, 3, 2, 3), *per_channel, *running, 0.1, 1e-5))
-    yield Case(batch_norm, (s.random(4, 3), None, None, *running, 0.1, 1e-3), note="no affine part")
-    yield Case(batch_norm, (s.constant(4, 3), per_channel[0], None, *running, 0.1, 1e-3), note="random weight")
-    yield Case(batch_norm, (s.constant(4, 3), s.constant(3), per_channel[1], *running, 0.1, 1e-3), note="random bias")
+    yield Affine(batch_norm, (s.random(2, 3, 2, 3), *per_channel, *running, 0.1, 1e-5))
+    yield Affine(batch_norm, (s.random(4, 3), None, None, *running, 0.1, 1e-3), note="no affine part")
+    yield Affine(batch_norm, (s.constant(4, 3), per_channel[0], None, *running, 0.1, 1e-3), note="random weight")
+    yield Affine(batch_norm, (s.constant(4, 3), s.constant(3), per_channel[1], *running, 0.1, 1e-3), note="random bias")
 
 
 def attention() -> Iterator[Case]:
@@ -368,27 +386,27 @@ def attention() -> Iterator[Case]:
     s = Source("attention")
     op = aten.scaled_dot_product_attention.default
     q, k, v = s.constant(2, 3, 4, 5), s.constant(2, 3, 6, 5), s.random(2, 3, 6, 2)
-    yield Case(op, (q, k, v))
+    yield Affine(op, (q, k, v))
     mask = s.mask(4, 6)
     mask[:, 0] = True
-    yield Case(op, (q, k, v, mask), note="bool mask")
+    yield Affine(op, (q, k, v, mask), note="bool mask")
     blind = mask.clone()
     blind[1] = False
-    yield Case(op, (q, k, v, blind), note="fully masked row")
-    yield Case(op, (q, k, v, s.constant(2, 1, 4, 6)), note="float mask")
+    yield Affine(op, (q, k, v, blind), note="fully masked row")
+    yield Affine(op, (q, k, v, s.constant(2, 1, 4, 6)), note="float mask")
     infinite = torch.zeros(4, 6, dtype=torch.float64).masked_fill(~blind, -math.inf)
-    yield Case(op, (q, k, v, infinite), note="float mask, fully masked row")
-    yield Case(op, (q, k, v, None, 0.0, True), note="causal")
-    yield Case(op, (q, k, v), {"scale": 0.1}, note="scale")
+    yield Affine(op, (q, k, v, infinite), note="float mask, fully masked row")
+    yield Affine(op, (q, k, v, None, 0.0, True), note="causal")
+    yield Affine(op, (q, k, v), {"scale": 0.1}, note="scale")
     few = s.constant(2, 2, 5, 3), s.random(2, 2, 5, 3)
-    yield Case(op, (s.constant(2, 4, 3, 3), *few), {"enable_gqa": True}, note="grouped queries")
-    yield Case(op, (s.constant(3, 4), s.constant(5, 4), s.random(5, 4)), note="no batch")
+    yield Affine(op, (s.constant(2, 4, 3, 3), *few), {"enable_gqa": True}, note="grouped queries")
+    yield Affine(op, (s.constant(3, 4), s.constant(5, 4), s.random(5, 4)), note="no batch")
     x = s.random(3, 5)
-    yield Case(aten.softmax.int, (x, -1))
-    yield Case(aten.softmax.int, (x, 0, torch.float64), note="dtype")
-    yield Case(aten._softmax.default, (x, 1, False))
+    yield Certain(aten.softmax.int, (x, -1))
+    yield Certain(aten.softmax.int, (x, 0, torch.float64), note="dtype")
+    yield Certain(aten._softmax.default, (x, 1, False))
     masked = Moments(x.mean.masked_fill(torch.tensor([True, False, False])[:, None], -math.inf), x.var)
-    yield Case(aten._safe_softmax.default, (masked, -1), note="fully masked row")
+    yield Certain(aten._safe_softmax.default, (masked, -1), note="fully masked row")
     # Linearised: the mean is off by ½ Σ p(1 − p)v < v/2, where the deviation is √(Σ p²v) > √(v/15).
     narrow = {"bias": (0.5 * math.sqrt(15 * 5e-4), 0.002), "var_scales": (1e-8, 1e-3, 1.0)}
     small = s.random(3, 5, var=5e-4)
@@ -401,28 +419,28 @@ def attention() -> Iterator[Case]:
 def reduction() -> Iterator[Case]:
     s = Source("reduction")
     x = s.random(2, 3, 5)
-    yield Case(aten.sum.default, (x,))
-    yield Case(aten.mean.default, (x,))
+    yield Affine(aten.sum.default, (x,))
+    yield Affine(aten.mean.default, (x,))
     for op in (aten.sum.dim_IntList, aten.mean.dim):
-        yield Case(op, (x, [1]))
-        yield Case(op, (x, [0, -1], True), note="two dims")
-        yield Case(op, (x, None, True), note="all dims")
-        yield Case(op, (x, []), note="empty dims")
-    yield Case(aten.sum.dim_IntList, (x, [1]), {"dtype": torch.float64}, note="dtype")
-    yield Case(aten.cumsum.default, (x, 1))
+        yield Affine(op, (x, [1]))
+        yield Affine(op, (x, [0, -1], True), note="two dims")
+        yield Affine(op, (x, None, True), note="all dims")
+        yield Affine(op, (x, []), note="empty dims")
+    yield Affine(aten.sum.dim_IntList, (x, [1]), {"dtype": torch.float64}, note="dtype")
+    yield Affine(aten.cumsum.default, (x, 1))
     comparisons = ("eq", "ne", "gt", "ge", "lt", "le")
     for overload in (getattr(aten, name) for name in comparisons):
-        yield Case(overload.Scalar, (x, 0.0))
-        yield Case(overload.Tensor, (x, s.random(3, 1)))
+        yield Certain(overload.Scalar, (x, 0.0))
+        yield Certain(overload.Tensor, (x, s.random(3, 1)))
     for op in (aten.argmax.default, aten.argmin.default):
-        yield Case(op, (x, 1))
+        yield Certain(op, (x, 1))
     for op in (aten.ceil, aten.floor, aten.round, aten.isfinite, aten.isnan, aten.ones_like, aten.zeros_like):
-        yield Case(op.default, (x,))
-    yield Case(aten.full_like.default, (x, 2.0))
-    yield Case(aten.new_ones.default, (x, [2, 3]))
-    yield Case(aten.new_zeros.default, (x, [2, 3]))
-    yield Case(aten.new_full.default, (x, [2, 3], 1.5))
-    yield Case(aten.fill.Scalar, (x, 1.5))
+        yield Certain(op.default, (x,))
+    yield Certain(aten.full_like.default, (x, 2.0))
+    yield Certain(aten.new_ones.default, (x, [2, 3]))
+    yield Certain(aten.new_zeros.default, (x, [2, 3]))
+    yield Certain(aten.new_full.default, (x, [2, 3], 1.5))
+    yield Certain(aten.fill.Scalar, (x, 1.5))
 
 
 def maxima() -> Iterator[Case]:
@@ -452,19 +470,19 @@ def clark(count: int) -> dict[str, Any]:
 def pooling() -> Iterator[Case]:
     s = Source("pooling")
     x1, x2, x3 = s.random(2, 3, 7), s.random(2, 3, 7, 6), s.random(1, 2, 5, 4, 5)
-    yield Case(aten.avg_pool1d.default, (x1, [3]))
-    yield Case(aten.avg_pool1d.default, (x1, [3], [2], [1], True, False), note="padding not counted, ceil_mode")
-    yield Case(aten.avg_pool1d.default, (x1, [2], [2], [1], True), note="padding counted, ceil_mode")
-    yield Case(aten.avg_pool1d.default, (s.random(3, 7), [3], [2], [1]), note="no batch")
-    yield Case(aten.avg_pool2d.default, (x2, [3, 2]))
-    yield Case(
+    yield Affine(aten.avg_pool1d.default, (x1, [3]))
+    yield Affine(aten.avg_pool1d.default, (x1, [3], [2], [1], True, False), note="padding not counted, ceil_mode")
+    yield Affine(aten.avg_pool1d.default, (x1, [2], [2], [1], True), note="padding counted, ceil_mode")
+    yield Affine(aten.avg_pool1d.default, (s.random(3, 7), [3], [2], [1]), note="no batch")
+    yield Affine(aten.avg_pool2d.default, (x2, [3, 2]))
+    yield Affine(
         aten.avg_pool2d.default, (x2, [3, 3], [2, 2], [1, 1], True, False), note="padding not counted, ceil_mode"
     )
-    yield Case(aten.avg_pool2d.default, (x2, [3, 2], [2, 1], [1, 0], True), note="padding counted, ceil_mode")
-    yield Case(aten.avg_pool2d.default, (x2, [2, 2], [2, 2], [0, 0], False, True, 3), note="divisor")
-    yield Case(aten.avg_pool2d.default, (s.random(3, 7, 6), [2], [], [1]), note="no batch")
-    yield Case(aten.avg_pool3d.default, (x3, [2, 2, 2]))
-    yield Case(
+    yield Affine(aten.avg_pool2d.default, (x2, [3, 2], [2, 1], [1, 0], True), note="padding counted, ceil_mode")
+    yield Affine(aten.avg_pool2d.default, (x2, [2, 2], [2, 2], [0, 0], False, True, 3), note="divisor")
+    yield Affine(aten.avg_pool2d.default, (s.random(3, 7, 6), [2], [], [1]), note="no batch")
+    yield Affine(aten.avg_pool3d.default, (x3, [2, 2, 2]))
+    yield Affine(
         aten.avg_pool3d.default,
         (x3, [3, 2, 3], [2, 2, 2], [1, 1, 1], True, False),
         note="padding not counted, ceil_mode",
@@ -475,29 +493,30 @@ def pooling() -> Iterator[Case]:
         (aten.adaptive_avg_pool3d.default, x3, ([2, 3, 2], [1, 1, 1])),
     ):
         for size in sizes:
-            yield Case(op, (x, size), note="x".join(map(str, size)))
+            yield Affine(op, (x, size), note="x".join(map(str, size)))
     for op in (aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec):
-        yield Case(op, (s.random(2, 3, 4, 3), None, False, [2.0, 1.5]))
-        yield Case(op, (s.random(2, 3, 4, 3), [3, 7], True, None), note="align_corners")
-    yield Case(aten.upsample_nearest1d.vec, (x1, None, [1.5]))
-    yield Case(aten.upsample_nearest2d.vec, (x2, [5, 9], None))
-    yield Case(aten.upsample_nearest3d.vec, (x3, None, [2.0, 1.0, 1.5]))
-    # Where it is certain which is largest, it does not matter whether entries move together, as the rule has it.
+        yield Affine(op, (s.random(2, 3, 4, 3), None, False, [2.0, 1.5]))
+        yield Affine(op, (s.random(2, 3, 4, 3), [3, 7], True, None), note="align_corners")
+    yield Affine(aten.upsample_nearest1d.vec, (x1, None, [1.5]))
+    yield Affine(aten.upsample_nearest2d.vec, (x2, [5, 9], None))
+    yield Affine(aten.upsample_nearest3d.vec, (x3, None, [2.0, 1.0, 1.5]))
+    # Where it is certain which is largest, it does not matter whether entries move together, as the rule has it; the
+    # maximum is affine within half the distance of the entries.
     x1, x2, x3 = s.apart(2, 3, 7), s.apart(2, 3, 7, 6), s.apart(1, 2, 5, 4, 5)
-    yield Case(aten.max_pool1d.default, (x1, [2]))
-    yield Case(aten.max_pool1d.default, (x1, [3], [2], [1], [2], True), note="padding, dilation, ceil_mode")
-    yield Case(aten.max_pool2d.default, (x2, [2, 2]))
-    yield Case(aten.max_pool2d.default, (x2, [3, 3], [2, 2], [1, 1], [1, 1], True), note="padding, ceil_mode")
-    yield Case(aten.max_pool2d.default, (x2, [2, 3], [1, 2], [1, 0], [2, 1]), note="dilation")
-    yield Case(aten.max_pool2d.default, (s.apart(3, 7, 6), 2), note="no batch")
-    yield Case(aten.max_pool3d.default, (x3, [2, 2, 2], [2, 2, 2], [1, 0, 1], 1, True))
+    yield Affine(aten.max_pool1d.default, (x1, [2]))
+    yield Affine(aten.max_pool1d.default, (x1, [3], [2], [1], [2], True), note="padding, dilation, ceil_mode")
+    yield Affine(aten.max_pool2d.default, (x2, [2, 2]))
+    yield Affine(aten.max_pool2d.default, (x2, [3, 3], [2, 2], [1, 1], [1, 1], True), note="padding, ceil_mode")
+    yield Affine(aten.max_pool2d.default, (x2, [2, 3], [1, 2], [1, 0], [2, 1]), note="dilation")
+    yield Affine(aten.max_pool2d.default, (s.apart(3, 7, 6), 2), note="no batch")
+    yield Affine(aten.max_pool3d.default, (x3, [2, 2, 2], [2, 2, 2], [1, 0, 1], 1, True))
     for op, x, sizes in (
         (aten.adaptive_max_pool1d.default, x1, ([3], [1])),
         (aten.adaptive_max_pool2d.default, x2, ([3, 4], [1, 1])),
         (aten.adaptive_max_pool3d.default, x3, ([2, 3, 2], [1, 1, 1])),
     ):
         for size in sizes:
-            yield Case(op, (x, size), note="x".join(map(str, size)))
+            yield Affine(op, (x, size), note="x".join(map(str, size)))
 
 
 def structural() -> Iterator[Case]:
@@ -547,51 +566,53 @@ def structural() -> Iterator[Case]:
         (aten.unfold.default, (x, 2, 2, 1)),
         (aten.unsqueeze.default, (x, 1)),
     ):
-        yield Case(op, args)
-    yield Case(aten.cat.default, ([x, c, y], -1), note="random and constant")
-    yield Case(aten.cat.default, ([s.integers(9, 2, 2), s.random(2, 3)], 1), note="integers")
-    yield Case(aten.stack.default, ([c, x], 1))
-    yield Case(aten.hstack.default, ([x, c],))
-    yield Case(aten.meshgrid.indexing, ([s.random(3), s.constant(2)],), {"indexing": "ij"})
-    yield Case(aten.copy.default, (c, s.random(3, 1)))
-    yield Case(aten.copy.default, (x, s.integers(9, 3, 4)), note="constant source")
-    yield Case(aten.fill.Tensor, (x, s.random()))
-    yield Case(aten.fill.Tensor, (x, s.constant()), note="constant value")
-    yield Case(aten.index.Tensor, (x, [None, torch.tensor([2, 0]), torch.tensor([[1], [3]])]))
-    yield Case(aten.index.Tensor, (x, [s.mask(2, 3)]), note="mask")
+        yield Affine(op, args)
+    yield Affine(aten.cat.default, ([x, c, y], -1), note="random and constant")
+    yield Affine(aten.cat.default, ([s.integers(9, 2, 2), s.random(2, 3)], 1), note="integers")
+    yield Affine(aten.stack.default, ([c, x], 1))
+    yield Affine(aten.hstack.default, ([x, c],))
+    yield Affine(aten.meshgrid.indexing, ([s.random(3), s.constant(2)],), {"indexing": "ij"})
+    yield Affine(aten.copy.default, (c, s.random(3, 1)))
+    yield Certain(aten.copy.default, (x, s.integers(9, 3, 4)), note="constant source")
+    yield Affine(aten.fill.Tensor, (x, s.random()))
+    yield Certain(aten.fill.Tensor, (x, s.constant()), note="constant value")
+    yield Affine(aten.index.Tensor, (x, [None, torch.tensor([2, 0]), torch.tensor([[1], [3]])]))
+    yield Affine(aten.index.Tensor, (x, [s.mask(2, 3)]), note="mask")
     put = [None, torch.tensor([2, 0])]
-    yield Case(aten.index_put.default, (x, put, s.random(2, 2, 4)))
-    yield Case(aten.index_put.default, (x, put, s.constant(2, 2, 4)), note="constant values")
-    yield Case(aten.index_put.default, (c, [None, torch.tensor([1, 1])], s.random(2, 2, 4), True), note="accumulate")
-    yield Case(aten.scatter.src, (x, 1, s.integers(3, 2, 1, 4), c))
-    yield Case(aten.scatter.src, (c, 1, s.integers(3, 2, 1, 4), s.random(2, 1, 4)), note="random source")
-    yield Case(aten.select_scatter.default, (x, s.constant(2, 4), 1, 0))
-    yield Case(aten.select_scatter.default, (c, s.random(2, 4), 1, 0), note="random source")
-    yield Case(aten.slice_scatter.default, (x, s.random(2, 3, 2), 2, 1, 3))
-    yield Case(aten.embedding.default, (s.random(5, 3), torch.tensor([[1, 4, 1], [0, 0, 2]])), note="repeated indices")
-    yield Case(aten._to_copy.default, (x,), {"dtype": torch.float64})
-    yield Case(aten._to_copy.default, (x,), {"dtype": torch.int64}, note="to integers")
-    yield Case(aten.to.dtype, (x, torch.float64))
-    yield Case(aten.type_as.default, (x, y))
-    yield Case(aten.type_as.default, (x, s.integers(9, 2)), note="to integers")
+    yield Affine(aten.index_put.default, (x, put, s.random(2, 2, 4)))
+    yield Affine(aten.index_put.default, (x, put, s.constant(2, 2, 4)), note="constant values")
+    yield Affine(aten.index_put.default, (c, [None, torch.tensor([1, 1])], s.random(2, 2, 4), True), note="accumulate")
+    yield Affine(aten.scatter.src, (x, 1, s.integers(3, 2, 1, 4), c))
+    yield Affine(aten.scatter.src, (c, 1, s.integers(3, 2, 1, 4), s.random(2, 1, 4)), note="random source")
+    yield Affine(aten.select_scatter.default, (x, s.constant(2, 4), 1, 0))
+    yield Affine(aten.select_scatter.default, (c, s.random(2, 4), 1, 0), note="random source")
+    yield Affine(aten.slice_scatter.default, (x, s.random(2, 3, 2), 2, 1, 3))
+    yield Affine(
+        aten.embedding.default, (s.random(5, 3), torch.tensor([[1, 4, 1], [0, 0, 2]])), note="repeated indices"
+    )
+    yield Affine(aten._to_copy.default, (x,), {"dtype": torch.float64})
+    yield Certain(aten._to_copy.default, (x,), {"dtype": torch.int64}, note="to integers")
+    yield Affine(aten.to.dtype, (x, torch.float64))
+    yield Affine(aten.type_as.default, (x, y))
+    yield Certain(aten.type_as.default, (x, s.integers(9, 2)), note="to integers")
     mask = s.mask(3, 4)
-    yield Case(aten.masked_fill.Scalar, (x, mask, -2.0))
-    yield Case(aten.masked_fill.Tensor, (x, mask, s.constant()))
-    yield Case(aten.masked_fill.Tensor, (x, mask, s.random()), note="random value")
-    yield Case(aten.masked_fill.Tensor, (c, mask, s.random()), note="only the value random")
-    yield Case(aten.where.self, (s.mask(2, 1, 4), x, s.random(3, 1)), note="broadcast")
-    yield Case(aten.where.self, (s.mask(5, 1, 1, 1), x, c), note="broadcast by the condition")
-    yield Case(aten.where.self, (mask, c, x), note="constant first")
-    yield Case(aten.where.ScalarOther, (mask, x, 1.5))
-    yield Case(aten.where.ScalarSelf, (mask, 1.5, x))
-    yield Case(aten.pad.default, (x, [1, 2]))
-    yield Case(aten.pad.default, (x, [1, 2], "constant", 3.0), note="value")
-    yield Case(aten.pad.default, (x, [1, 2], "constant", None), note="value None")
-    yield Case(aten.pad.default, (x, [1, 2], "reflect"), note="reflect")
-    yield Case(aten.pad.default, (x, [1, 2], "replicate"), note="replicate")
-    yield Case(aten.pad.default, (x, [1, 2], "circular"), note="circular")
-    yield Case(aten.constant_pad_nd.default, (x, [1, 0, 0, 2], 0.5))
-    yield Case(aten.constant_pad_nd.default, (x, [-1, 2]), note="cropped")
+    yield Affine(aten.masked_fill.Scalar, (x, mask, -2.0))
+    yield Affine(aten.masked_fill.Tensor, (x, mask, s.constant()))
+    yield Affine(aten.masked_fill.Tensor, (x, mask, s.random()), note="random value")
+    yield Affine(aten.masked_fill.Tensor, (c, mask, s.random()), note="only the value random")
+    yield Affine(aten.where.self, (s.mask(2, 1, 4), x, s.random(3, 1)), note="broadcast")
+    yield Affine(aten.where.self, (s.mask(5, 1, 1, 1), x, c), note="broadcast by the condition")
+    yield Affine(aten.where.self, (mask, c, x), note="constant first")
+    yield Affine(aten.where.ScalarOther, (mask, x, 1.5))
+    yield Affine(aten.where.ScalarSelf, (mask, 1.5, x))
+    yield Affine(aten.pad.default, (x, [1, 2]))
+    yield Affine(aten.pad.default, (x, [1, 2], "constant", 3.0), note="value")
+    yield Affine(aten.pad.default, (x, [1, 2], "constant", None), note="value None")
+    yield Affine(aten.pad.default, (x, [1, 2], "reflect"), note="reflect")
+    yield Affine(aten.pad.default, (x, [1, 2], "replicate"), note="replicate")
+    yield Affine(aten.pad.default, (x, [1, 2], "circular"), note="circular")
+    yield Affine(aten.constant_pad_nd.default, (x, [1, 0, 0, 2], 0.5))
+    yield Affine(aten.constant_pad_nd.default, (x, [-1, 2]), note="cropped")
 
 
 FAMILIES = (

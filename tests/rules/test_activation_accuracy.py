@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from scipy import special
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import varprop as vp
 from varprop.errors import RuleError
@@ -123,12 +124,15 @@ SEAMS = [
 def grid(largest_var: float = 100.0) -> tuple[np.ndarray, np.ndarray]:
     """Means and variances that float32 holds exactly."""
     variances = np.concatenate([np.geomspace(1e-8, 100, 31), SEAMS])
-    mean, var = np.meshgrid(np.linspace(-10, 10, 61), variances[variances <= largest_var], indexing="ij")
+    mean, var = np.meshgrid(np.linspace(-10, 10, 41), variances[variances <= largest_var], indexing="ij")
     return mean.ravel().astype(np.float32).astype(float), var.ravel().astype(np.float32).astype(float)
 
 
-def quadrature(activation: Activation, mean: np.ndarray, var: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """E f and Var f by Gauss–Legendre on panels in z, cut at the kinks of f."""
+@functools.cache
+def quadrature(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """E f and Var f over the grid by Gauss–Legendre on panels in z, cut at the kinks of f."""
+    activation = ACTIVATIONS[name]
+    mean, var = grid(activation.largest_var)
     points, weights = np.polynomial.legendre.leggauss(10)
     std = np.sqrt(var)[:, None]
     cuts = [np.clip((kink - mean[:, None]) / std, -12, 12) for kink in activation.kinks]
@@ -147,7 +151,7 @@ def errors(name: str, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray, np.nd
     """The variances of the grid, the error of the mean and the relative error of the variance (0 where it is tiny)."""
     activation = ACTIVATIONS[name]
     mean, var = grid(activation.largest_var)
-    true_mean, true_var = quadrature(activation, mean, var)
+    true_mean, true_var = quadrature(name)
     y = activation.moments(Moments(torch.tensor(mean, dtype=dtype), torch.tensor(var, dtype=dtype)))
     counts = true_var >= 1e-6 * var
     var_error = np.where(counts, np.abs(y.var.double().numpy() - true_var) / np.where(counts, true_var, 1), 0)
@@ -187,34 +191,30 @@ def extremes(dtype: torch.dtype = torch.float32) -> Moments:
 
 
 @EACH
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_values_and_gradients_are_finite_and_variances_not_negative(activation, dtype):
-    x = extremes(dtype)
-    y = activation.moments(x)
-    assert y.mean.isfinite().all()
-    assert y.var.isfinite().all()
-    assert (y.var >= 0).all()
-    for part in y:
-        if part.requires_grad:
-            for gradient in torch.autograd.grad(part.sum(), x, retain_graph=True, materialize_grads=True):
-                assert gradient.isfinite().all()
-
-
-@EACH
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_without_variance_it_is_the_plain_op(activation, dtype):
-    mean = torch.tensor([mean for mean in MEANS if activation.op is not aten.exp.default or mean < 80], dtype=dtype)
-    y = activation.moments(Moments(mean, torch.zeros_like(mean)))
-    torch.testing.assert_close(y.mean, activation.plain(mean))
-    assert (y.var == 0).all()
-
-
-@EACH
-def test_variances_are_never_negative_in_float32(activation):
+def test_values_and_gradients_are_finite_and_variances_not_negative(activation):
+    for dtype in (torch.float32, torch.float64):
+        x = extremes(dtype)
+        y = activation.moments(x)
+        assert y.mean.isfinite().all()
+        assert y.var.isfinite().all()
+        assert (y.var >= 0).all()
+        for part in y:
+            if part.requires_grad:
+                for gradient in torch.autograd.grad(part.sum(), x, retain_graph=True, materialize_grads=True):
+                    assert gradient.isfinite().all()
     generator = torch.Generator().manual_seed(0)
-    mean = 30 * torch.randn(100_000, generator=generator)
-    var = 10 ** (12 * torch.rand(100_000, generator=generator) - 8)
+    mean = 30 * torch.randn(20_000, generator=generator)
+    var = 10 ** (12 * torch.rand(20_000, generator=generator) - 8)
     assert (activation.moments(Moments(mean, var)).var >= 0).all()
+
+
+@EACH
+def test_without_variance_it_is_the_plain_op(activation):
+    for dtype in (torch.float32, torch.float64):
+        mean = torch.tensor([mean for mean in MEANS if activation.op is not aten.exp.default or mean < 80], dtype=dtype)
+        y = activation.moments(Moments(mean, torch.zeros_like(mean)))
+        torch.testing.assert_close(y.mean, activation.plain(mean))
+        assert (y.var == 0).all()
 
 
 @EACH
@@ -225,44 +225,66 @@ def test_gradients_are_those_of_the_values(activation):
         indexing="ij",
     )
     x = Moments(mean.contiguous().requires_grad_(), var.contiguous().requires_grad_())
-    assert torch.autograd.gradcheck(lambda *x: tuple(activation.moments(Moments(*x))), tuple(x), atol=1e-6, rtol=1e-4)
+    assert torch.autograd.gradcheck(
+        lambda *x: tuple(activation.moments(Moments(*x))), tuple(x), fast_mode=True, atol=1e-6, rtol=1e-4
+    )
 
 
 @EACH
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_computed_in_single(activation, dtype):
-    mean, var = torch.linspace(-3, 3, 25).to(dtype), torch.linspace(0, 2, 25).to(dtype)
-    y, single = activation.moments(Moments(mean, var)), activation.moments(Moments(mean.float(), var.float()))
-    assert (y.mean.dtype, y.var.dtype) == (dtype, dtype)
-    assert all(torch.equal(part, precise.to(dtype)) for part, precise in zip(y, single, strict=True))
+def test_half_precision_is_computed_in_single(activation):
+    for dtype in (torch.bfloat16, torch.float16):
+        mean, var = torch.linspace(-3, 3, 25).to(dtype), torch.linspace(0, 2, 25).to(dtype)
+        y, single = activation.moments(Moments(mean, var)), activation.moments(Moments(mean.float(), var.float()))
+        assert (y.mean.dtype, y.var.dtype) == (dtype, dtype)
+        assert all(torch.equal(part, precise.to(dtype)) for part, precise in zip(y, single, strict=True))
 
 
 @EACH
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (2, 3, 4)], ids=str)
-def test_any_shape(activation, shape):
-    y = activation.moments(Moments(torch.full(shape, 0.4), torch.full(shape, 0.2)))
-    assert y.mean.shape == y.var.shape == shape
+def test_any_shape(activation):
+    for shape in ((), (0,), (3, 0, 2), (2, 3, 4)):
+        y = activation.moments(Moments(torch.full(shape, 0.4), torch.full(shape, 0.2)))
+        assert y.mean.shape == y.var.shape == shape
+
+
+class Recorder(TorchDispatchMode):
+    """The ops that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = set()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.ops.add(op)
+        return op(*args, **kwargs or {})
+
+
+def test_small_variances_survive_compilation():
+    """Inductor compiles expm1 on CPUs as exp(x) − 1, which is 0 for the small variances of posteriors."""
+    with Recorder() as recorder:
+        for activation in ACTIVATIONS.values():
+            activation.moments(Moments(torch.randn(3), torch.rand(3)))
+    assert aten.exp.default in recorder.ops
+    assert aten.expm1.default not in recorder.ops
 
 
 def test_traceable_with_symbolic_shapes():
-    one_per_op = list({each.op: name for name, each in ACTIVATIONS.items()}.values())
+    """One rule of each form: a closed formula, a fitted rule, pieces, and nodes in a tensor."""
+    forms = ("relu", "gelu", "hardswish", "mish")
 
     class Net(torch.nn.Module):
         def forward(self, mean, var):
-            return {name: tuple(ACTIVATIONS[name].moments(Moments(mean, var))) for name in one_per_op}
+            return {name: tuple(ACTIVATIONS[name].moments(Moments(mean, var))) for name in forms}
 
     example = (torch.randn(4, 3), torch.rand(4, 3))
     batch = torch.export.Dim("batch")
     exported = torch.export.export(Net(), example, dynamic_shapes=({0: batch}, {0: batch}), strict=False).module()
-    # Inductor compiles expm1 on CPUs as exp(x) − 1, which is 0 for the small variances of posteriors.
-    assert aten.expm1.default not in {node.target for node in exported.graph.nodes}
     mean, var = 3 * torch.randn(7, 3), 10 * torch.rand(7, 3)
     for name, result in exported(mean, var).items():
         for got, expected in zip(result, ACTIVATIONS[name].moments(Moments(mean, var)), strict=True):
             torch.testing.assert_close(got, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu tanh", "sigmoid", "silu", "softplus", "hardswish", "elu"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "hardswish"])
 def test_compilable_without_graph_breaks(name):
     torch.compiler.reset()
     compiled = torch.compile(ACTIVATIONS[name].moments, backend="aot_eager", fullgraph=True)
@@ -359,7 +381,7 @@ def test_the_papers_sigmoid_and_tanh():
 def test_integrate_agrees_with_quadrature(name):
     activation = SMOOTH[name]
     mean, var = grid(activation.largest_var)
-    true_mean, true_var = quadrature(activation, mean, var)
+    true_mean, true_var = quadrature(name)
     y = integrate(activation.plain, Moments(torch.tensor(mean), torch.tensor(var)))
     mean_error = np.abs(y.mean.numpy() - true_mean) / np.maximum(1, np.abs(true_mean))
     var_error = np.where(true_var >= 1e-6 * var, np.abs(y.var.numpy() - true_var) / np.maximum(true_var, 1e-30), 0)

@@ -34,11 +34,11 @@ def apply(op, *args, rules=CVP, **kwargs):
 
 @pytest.fixture(scope="module")
 def layer_norm_samples() -> tuple[Moments, Moments]:
-    """x with μ ~ N(0, 1), Σ ~ U(0, 5) in 768 dimensions, and the moments of 400,000 samples of its LayerNorm."""
+    """x with μ ~ N(0, 1), Σ ~ U(0, 5) in 768 dimensions, and the moments of 160,000 samples of its LayerNorm."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    size, chunk, chunks = 768, 4_000, 100
+    size, chunk, chunks = 768, 4_000, 40
     x = Moments(torch.randn(size, generator=generator), 5 * torch.rand(size, generator=generator))
     total, squares = torch.zeros(2, size, dtype=torch.float64)
     for _ in range(chunks):

@@ -1,16 +1,20 @@
-"""Every rule: against samples, in float32 against float64, without variance, in shape and dtype, in its gradients."""
+"""Every rule: against an exact reference or samples, in float32 against float64, without variance, in its gradients."""
 
 import pytest
 import torch
 
 import varprop as vp
-from tests.rules.cases import CASES, PAIRS, Case
+from tests.rules.cases import CASES, PAIRS, Case, Kind
+from tests.rules.multilinear import exact_variances
 from varprop.moments import Moments, is_random
 
-aten = torch.ops.aten
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-each_rule = pytest.mark.parametrize(("rules", "case"), PAIRS, ids=lambda value: value.name)
+def each(*kinds: Kind, pairs=PAIRS):
+    """Every case of these kinds, with every rule set that has a rule of its own for it."""
+    chosen = [(rules, case) for rules, case in pairs if case.kind in kinds]
+    return pytest.mark.parametrize(
+        ("rules", "case"), chosen, ids=[f"{rules.name}-{case.name}" for rules, case in chosen]
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -22,36 +26,34 @@ def _one_thread():
 
 
 def pairs(case: Case, rules: vp.RuleSet):
-    """Each random result of the rule beside the op's own at the mean."""
+    """Each random result of the rule beside the op's own at the mean; there must be one."""
     got, own = case.apply(rules), case.at_mean().run()
     assert len(got) == len(own)
-    return [(result, reference) for result, reference in zip(got, own, strict=True) if is_random(result)]
+    found = [(result, reference) for result, reference in zip(got, own, strict=True) if is_random(result)]
+    assert found
+    return found
 
 
-@pytest.mark.parametrize("rules", [vp.CVP, vp.STREAMLINING], ids=lambda rules: rules.name)
-def test_every_op_has_a_case(rules):
-    assert {case.op for case in CASES} == set(rules)
+def assert_form(case: Case, rules: vp.RuleSet, dtype: torch.dtype) -> None:
+    """Shapes and dtypes are the op's, values possible."""
+    for got, own in pairs(case.to(dtype), rules):
+        assert got.mean.isfinite().all()
+        assert (got.var >= 0).all()
+        assert got.mean.shape == got.var.shape == own.shape
+        assert got.mean.dtype == got.var.dtype == own.dtype
 
 
-def test_cases_have_names_of_their_own():
-    names = [case.name for case in CASES]
-    assert sorted(names) == sorted(set(names))
+def assert_zero_variance_is_the_op_itself(case: Case, rules: vp.RuleSet, dtype: torch.dtype) -> None:
+    # In float64 a variance of 0 is raised to 1e-16 before its root is taken, which moves a kink by 1e-8/√(2π).
+    tolerance = {torch.float64: 4e-9, torch.float32: 4e-6}[dtype]
+    for got, own in pairs(case.scaled(var=0.0).to(dtype), rules):
+        scale = max(1.0, float(own.abs().max()))
+        torch.testing.assert_close(got.mean, own, rtol=0, atol=tolerance * scale)
+        assert (got.var == 0).all()
 
 
-@each_case
-def test_against_samples(case):
-    vp.testing.check_rule(case.op, case.args, case.kwargs, samples=case.samples, bias=case.bias)
-
-
-@each_rule
-def test_float32_against_float64(rules, case):
-    """From the same numbers, over six orders of magnitude of means and ten of variances."""
-    for mean in case.mean_scales:
-        for var in case.var_scales:
-            single = case.scaled(mean, var).to(torch.float32)
-            compared = zip(single.apply(rules), single.to(torch.float64).apply(rules), strict=True)
-            for got, exact in ((got, exact) for got, exact in compared if is_random(got)):
-                assert_close_in_single_precision(got, exact, f"means x {mean:g}, variances x {var:g}")
+def has_bfloat16(case: Case) -> bool:
+    return "avg_pool3d" not in case.name  # torch itself has no such kernel
 
 
 def assert_close_in_single_precision(got: Moments, exact: Moments, where: str) -> None:
@@ -65,51 +67,82 @@ def assert_close_in_single_precision(got: Moments, exact: Moments, where: str) -
     assert (got.var >= 0).all(), where
 
 
-@each_rule
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_zero_variance_is_the_op_itself(rules, case, dtype):
-    # In float64 a variance of 0 is raised to 1e-16 before its root is taken, which moves a kink by 1e-8/√(2π).
-    tolerance = {torch.float64: 4e-9, torch.float32: 4e-6}[dtype]
-    for got, own in pairs(case.scaled(var=0.0).to(dtype), rules):
-        scale = max(1.0, float(own.abs().max()))
-        torch.testing.assert_close(got.mean, own, rtol=0, atol=tolerance * scale)
-        assert (got.var == 0).all()
+def compare_precisions(case: Case, rules: vp.RuleSet, mean: float, var: float) -> None:
+    single = case.scaled(mean, var).to(torch.float32)
+    for got, exact in zip(single.apply(rules), single.to(torch.float64).apply(rules), strict=True):
+        if is_random(got):
+            assert_close_in_single_precision(got, exact, f"means x {mean:g}, variances x {var:g}")
 
 
-@each_rule
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_shape_and_dtype_are_the_ops(rules, case, dtype):
-    if dtype == torch.bfloat16 and "avg_pool3d" in case.name:
-        pytest.skip("torch itself has no such kernel")
-    for got, own in pairs(case.to(dtype), rules):
-        assert got.mean.isfinite().all()
-        assert (got.var >= 0).all()
-        assert got.mean.shape == got.var.shape == own.shape
-        assert got.mean.dtype == got.var.dtype == own.dtype
+@pytest.mark.parametrize("rules", [vp.CVP, vp.STREAMLINING], ids=lambda rules: rules.name)
+def test_every_op_has_a_case(rules):
+    assert {case.op for case in CASES} == set(rules)
 
 
-@each_rule
-@pytest.mark.parametrize("var", [1.0, 0.0])
-def test_gradients_are_finite(rules, case, var):
+def test_cases_have_names_of_their_own():
+    names = [case.name for case in CASES]
+    assert sorted(names) == sorted(set(names))
+
+
+@each(Kind.CERTAIN)
+def test_a_result_without_variance_is_the_ops_own(rules, case):
+    for got, own in zip(case.apply(rules), case.at_mean().run(), strict=True):
+        assert not is_random(got)
+        torch.testing.assert_close(got, own, rtol=0, atol=0, equal_nan=True)
+
+
+@each(Kind.AFFINE)
+def test_what_is_affine_is_exact(rules, case):
+    places = [place for place, got in enumerate(case.apply(rules)) if is_random(got)]
+    for (got, own), var in zip(pairs(case, rules), exact_variances(case, places), strict=True):
+        torch.testing.assert_close(got.mean, own, rtol=0, atol=1e-13 * max(1.0, float(own.abs().max())))
+        torch.testing.assert_close(got.var, var, rtol=1e-12, atol=1e-12 * float(var.max()))
+    for var in (1e-8, 1.0):
+        compare_precisions(case, rules, 1.0, var)
+    assert_zero_variance_is_the_op_itself(case, rules, torch.float64)
+    assert_form(case, rules, torch.bfloat16 if has_bfloat16(case) else torch.float32)
+
+
+@each(Kind.CURVED, pairs=[(vp.CVP, case) for case in CASES])
+def test_against_samples(rules, case):
+    checks = vp.testing.check_rule(case.op, case.args, case.kwargs, rules=rules, samples=case.samples, bias=case.bias)
+    assert checks
+
+
+@each(Kind.CURVED)
+def test_float32_against_float64(rules, case):
+    """From the same numbers, over six orders of magnitude of means and ten of variances."""
+    for mean in case.mean_scales:
+        for var in case.var_scales:
+            compare_precisions(case, rules, mean, var)
+
+
+@each(Kind.CURVED)
+def test_forms_and_zero_variance(rules, case):
     for dtype in (torch.float64, torch.float32):
-        tracked = case.scaled(var=var).to(dtype).change(lambda leaf: _tracked(leaf) if is_random(leaf) else leaf)
-        outputs = [part for got in tracked.apply(rules) if is_random(got) for part in got if part.requires_grad]
-        if not outputs:
-            continue
-        inputs = [part for x in tracked.random() for part in x]
-        gradients = torch.autograd.grad([part.sum() for part in outputs], inputs, allow_unused=True)
-        used = [gradient for gradient in gradients if gradient is not None]
-        assert used
-        assert all(gradient.isfinite().all() for gradient in used)
+        assert_zero_variance_is_the_op_itself(case, rules, dtype)
+        assert_form(case, rules, dtype)
+    assert_form(case, rules, torch.bfloat16)
 
 
 def _tracked(x: Moments) -> Moments:
     return Moments(*(part.clone().requires_grad_() for part in x))
 
 
-@each_rule
-def test_gradients_are_right(rules, case):
-    """Against differences, in float64 and off the kinks."""
+@each(Kind.CURVED)
+def test_gradients_are_finite_and_right(rules, case):
+    """Right against differences, in float64 and off the kinks; finite without variance and in float32, too."""
+    for dtype, var in ((torch.float64, 0.0), (torch.float32, 1.0), (torch.float32, 0.0)):
+        tracked = case.scaled(var=var).to(dtype).change(lambda leaf: _tracked(leaf) if is_random(leaf) else leaf)
+        outputs = [part for got in tracked.apply(rules) if is_random(got) for part in got if part.requires_grad]
+        inputs = [part for x in tracked.random() for part in x]
+        if outputs:  # a step has no slope under the Delta method
+            gradients = torch.autograd.grad([part.sum() for part in outputs], inputs, allow_unused=True)
+            used = [gradient for gradient in gradients if gradient is not None]
+            assert used
+            assert all(gradient.isfinite().all() for gradient in used)
+        else:
+            assert all(not part.requires_grad for got in tracked.apply(rules) for part in got)
     inputs = [part.clone().requires_grad_() for x in case.random() for part in x]
 
     def function(*parts):
@@ -121,18 +154,13 @@ def test_gradients_are_right(rules, case):
         assert torch.autograd.gradcheck(function, inputs, fast_mode=True, atol=1e-6, rtol=1e-4)
 
 
-@each_case
-def test_streamlining_leaves_means_alone(case):
-    for got, own in pairs(case, vp.STREAMLINING):
-        scale = max(1.0, float(own.abs().max()))
-        torch.testing.assert_close(got.mean, own, rtol=0, atol=1e-12 * scale)
-
-
-@each_case
-def test_streamlining_is_the_limit_of_small_variance(case):
+@each(Kind.CURVED, pairs=[pair for pair in PAIRS if pair[0] is vp.STREAMLINING])
+def test_streamlining_is_the_limit_of_small_variance_and_leaves_means_alone(rules, case):
     """Where the op is smooth, and cases are off its kinks, both rule sets have the same slope."""
+    for got, own in pairs(case, rules):
+        torch.testing.assert_close(got.mean, own, rtol=0, atol=1e-12 * max(1.0, float(own.abs().max())))
     small = case.scaled(var=1e-10)
-    for got, exact in zip(small.apply(vp.STREAMLINING), small.apply(vp.CVP), strict=True):
+    for got, exact in zip(small.apply(rules), small.apply(vp.CVP), strict=True):
         assert is_random(got) == is_random(exact)
         if is_random(got):
             # The next term is of relative order √v = 1e-5, times a curvature.
