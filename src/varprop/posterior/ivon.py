@@ -56,7 +56,7 @@ def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
 
 def _live_groups(model: nn.Module, optimizer: Any) -> list[_Group]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    held = [p for group in optimizer.param_groups for p in group["params"] if p is not None]
+    held = [p for group in optimizer.param_groups for p in group["params"]]
     foreign = [str(tuple(p.shape)) for p in held if id(p) not in names]
     if foreign:
         raise PosteriorMismatchError(
@@ -65,13 +65,7 @@ def _live_groups(model: nn.Module, optimizer: Any) -> list[_Group]:
             "for a copy, pass optimizer.state_dict()."
         )
     _refuse_sampled(optimizer)
-    groups = []
-    for options in optimizer.param_groups:
-        parameters = {names[id(p)]: p for p in options["params"] if p is not None}
-        # .get, because the state of an optimizer is a defaultdict: looking must not create entries.
-        states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
-        groups.append(_Group(options, parameters, states))
-    return groups
+    return _groups(optimizer.param_groups, {p: (names[id(p)], p) for p in held}, optimizer.state)
 
 
 def _saved_groups(model: nn.Module, saved: Any) -> list[_Group]:
@@ -87,12 +81,18 @@ def _saved_groups(model: nn.Module, saved: Any) -> list[_Group]:
     keys = [key for group in options for key in group["params"]]
     names = _saved_names(options)
     by_key = _by_order(model, keys) if names is None else _by_name(model, dict(zip(keys, names, strict=True)))
-    state = saved.get("state", {})
-    groups = []
+    return _groups(options, by_key, saved.get("state", {}))
+
+
+def _groups(
+    options: Sequence[Mapping[str, Any]], by_key: Mapping[Any, tuple[str, nn.Parameter]], state: Mapping[Any, Any]
+) -> list[_Group]:
+    found = []
     for group in options:
-        parameters = dict(by_key[key] for key in group["params"])
-        groups.append(_Group(group, parameters, {by_key[key][0]: state.get(key, {}) for key in group["params"]}))
-    return groups
+        # .get, because the state of an optimizer is a defaultdict: looking must not create entries.
+        states = {by_key[key][0]: state.get(key, {}) for key in group["params"]}
+        found.append(_Group(group, dict(by_key[key] for key in group["params"]), states))
+    return found
 
 
 def _saved_names(options: Sequence[Mapping[str, Any]]) -> list[str] | None:
@@ -234,7 +234,7 @@ def _in_block(optimizer: Any) -> bool:
 def _apart(group: Mapping[str, Any]) -> bool:
     """Whether at least two parameters share no memory, in a group that keeps its curvature as one vector."""
     hess = group.get("hess")
-    held = [p for p in group["params"] if p is not None and p.numel()]
+    held = [p for p in group["params"] if p.numel()]
     if hess is None or len(held) < 2 or any(p.device != hess.device or p.dtype != hess.dtype for p in held):
         return False  # a model moved elsewhere after training has new memory too, and is no sample
     return len({p.untyped_storage().data_ptr() for p in held}) == len(held)
