@@ -24,10 +24,25 @@ def changed(factor):
     return vp.CVP.replace(relu)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*calibration|8 held-out examples", "ignore:these predictions are underconfident")
+def test_the_papers_table(model):
+    nets = vp.ablate(model, posterior_of(model, 0.02), HELD_OUT, epochs=2, progress=False)
+    assert list(nets) == list(vp.ABLATIONS)
+    assert len(nets) == 8
+    for slug, net in nets.items():
+        every = {"1", "2", "(output)"}
+        fitted = {path for path, alpha in net.scales.items() if alpha != 1}
+        assert set(net.scales) == every
+        assert fitted == {vp.PER_LAYER: every, vp.OUTPUT_ONLY: {"(output)"}, (): set()}[vp.ABLATIONS[slug].scales], slug
+        assert net.rules is vp.ABLATIONS[slug].rules
+        same = torch.allclose(net(X).mean, model(X), atol=1e-4)
+        assert same == slug.startswith("streamlining"), f"{slug}: Streamlining keeps the means of the plain network"
 
 
 def test_rule_sets_of_one_name_are_told_apart(model):

@@ -10,7 +10,7 @@ import varprop as vp
 from varprop.errors import InputError, OutputError
 from varprop.prediction import links as module
 from varprop.prediction import sampling
-from varprop.prediction.normals import SOBOL_ENDS, normals
+from varprop.prediction.sampling import SOBOL_ENDS, normals
 
 CLASS_LINKS = [
     vp.links.Softmax(),

@@ -21,7 +21,7 @@ from varprop.graph.pointwise import Pointwise
 from varprop.graph.walk import OUTPUT, scale_path
 from varprop.network.moment_net import MomentNet, Plan
 from varprop.posterior.names import selects
-from varprop.prediction.batches import Batch, read, repeatable
+from varprop.prediction.batches import read, repeatable
 from varprop.prediction.links import ClassLink, Link, Softmax
 
 PER_LAYER = ("**",)
@@ -30,7 +30,7 @@ OUTPUT_ONLY = (OUTPUT,)
 """One scale, at the output."""
 
 FEW = 30  # held-out examples for each scale, below which the scales fit noise
-SHARPER = 0.8  # the temperature that is tried, to see whether predictions are not sure enough
+SHARPER = 0.8  # the temperature that is tried, to see whether predictions are underconfident
 CLEARLY = 3.0  # standard errors of its gain that the gain must exceed to be spoken of,
 WORTH_SAYING = 0.01  # and the share of the loss
 STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
@@ -87,7 +87,7 @@ class _Fit:
     def __init__(self, net: MomentNet, link: Link, patterns: tuple[str, ...], lr: float, cache: int) -> None:
         self.net, self.link, self.patterns, self.lr = net, link, patterns, lr
         self.trained: dict[str, nn.Parameter] = {}
-        self.optimizer: torch.optim.Adam | None = None
+        self.optimizer = torch.optim.Adam([{"params": []}], lr=lr)
         self.stages: dict[int, Stages] = {}
         self.room = cache
         self.kept: list[tuple[Stages, tuple[Any, ...], Tensor]] | None = []
@@ -112,7 +112,8 @@ class _Fit:
             summed.backward()
             total, count, pending = total + value, count + len(target), pending + len(target)
             if pending >= batch_size:
-                pending = self._step(pending)
+                self._step(pending)
+                pending = 0
             bar.update(len(target))
             bar.set_postfix(nll=f"{total / count:.4f}", refresh=False)
         if pending:
@@ -124,7 +125,7 @@ class _Fit:
                 stacklevel=3,
             )
         if sharper:
-            _warn_if_too_soft(torch.cat(sharper).double(), total / count)
+            _warn_if_underconfident(torch.cat(sharper).double(), total / count)
         self.losses.append(total / count)
         moved = max((abs(log - started.get(name, 0.0)) for name, log in self._logs().items()), default=0.0)
         self.pace = moved / (self.lr * (self.steps - steps))
@@ -140,48 +141,34 @@ class _Fit:
             while start < len(batch):
                 piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled)).to(self.net.device)
                 start, filled = start + len(piece), (filled + len(piece)) % batch_size
-                stage, leaves = self._stage(piece)
+                plan, leaves = self.net.plan(piece.args, piece.kwargs)
+                stage = self._cut(plan)
                 item = stage, stage.prepare(leaves), piece.target
-                self._keep(item)
+                self.room -= size_of(item[1])
+                if self.room < 0:  # kept for the next epochs is everything or nothing
+                    self.kept = None
+                elif self.kept is not None:
+                    self.kept.append(item)
                 yield item
 
-    def _keep(self, item: tuple[Stages, tuple[Any, ...], Tensor]) -> None:
-        """For the next epochs, or nothing at all if there is no room for everything."""
-        self.room -= size_of(item[1])
-        if self.room < 0:
-            self.kept = None
-        elif self.kept is not None:
-            self.kept.append(item)
-
-    def _stage(self, batch: Batch) -> tuple[Stages, list[Tensor]]:
-        plan, leaves = self.net.plan(batch.args, batch.kwargs)
-        if id(plan) not in self.stages:
-            self.stages[id(plan)] = self._cut(plan)
-        return self.stages[id(plan)], leaves
-
     def _cut(self, plan: Plan) -> Stages:
-        """The stages of a graph met for the first time, whose scales join those that are trained."""
-        names = _selected(self.net.scales, self.patterns)
-        fresh = []
-        for name in names:
-            if name not in self.trained:
-                self.trained[name] = self.net.scale[scale_path(name)].requires_grad_()  # type: ignore[assignment]
-                fresh.append(self.trained[name])
-        if self.optimizer is None:
-            self.optimizer = torch.optim.Adam(fresh, lr=self.lr)
-        elif fresh:
-            self.optimizer.add_param_group({"params": fresh})
-        return stages(self.net, plan, {scale_path(name) for name in names})
+        """The stages of a graph; when it is met for the first time, its scales join those that are trained."""
+        if id(plan) not in self.stages:
+            names = _selected(self.net.scales, self.patterns)
+            fresh = {n: self.net.scale[scale_path(n)].requires_grad_() for n in names if n not in self.trained}
+            self.trained |= fresh  # type: ignore[arg-type]
+            if fresh:
+                self.optimizer.add_param_group({"params": list(fresh.values())})
+            self.stages[id(plan)] = stages(self.net, plan, {scale_path(name) for name in names})
+        return self.stages[id(plan)]
 
-    def _step(self, examples: int) -> int:
-        assert self.optimizer is not None
+    def _step(self, examples: int) -> None:
         for parameter in self.trained.values():
             if parameter.grad is not None:
                 parameter.grad /= examples
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
-        return 0
 
     def _logs(self) -> dict[str, float]:
         return {name: float(parameter.detach()) for name, parameter in self.trained.items()}
@@ -208,12 +195,12 @@ def _per_example(loss: Tensor) -> Tensor:
     return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
 
 
-def _warn_if_too_soft(gains: Tensor, loss: float) -> None:
+def _warn_if_underconfident(gains: Tensor, loss: float) -> None:
     """``gains``: by how much sharper predictions would lower the loss of each example."""
     gain, error = float(gains.mean()), float(gains.std() / len(gains) ** 0.5)
     if gain > max(CLEARLY * error, WORTH_SAYING * loss):
         warnings.warn(
-            f"these predictions are not sure enough: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
+            f"these predictions are underconfident: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
             "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "
             "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
             stacklevel=4,
@@ -243,7 +230,7 @@ def _check(net: MomentNet, epochs: int, lr: float, batch_size: int, micro_batch:
 
 @contextmanager
 def _tiering_up(net: MomentNet) -> Iterator[None]:
-    """Compile a pointwise rule once it has worked on so many entries that compiling would have been worth it."""
+    """Compile a pointwise rule once it has worked on as many entries as make compiling worth it."""
     handles = [module.register_forward_hook(_counter()) for module in net.pointwise.values()]
     try:
         yield

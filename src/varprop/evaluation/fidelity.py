@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -62,23 +62,13 @@ class Comparison:
 
     def __str__(self) -> str:
         header = ("module", "class", "variance ratio", "correlation", "mean error", "plain network's")
-        cells = [
-            (
-                row.path,
-                row.module,
-                f"{row.variance_ratio:.3f}",
-                f"{row.correlation:.2f}",
-                f"{row.mean_error:.3f}",
-                f"{row.plain_error:.3f}",
-            )
-            for row in self.rows
-        ]
         title = (
             f"beside {self.samples} sampled networks; errors of the mean in standard deviations, "
             f"of which the samples' own is {self.noise:.3f}"
         )
-        align = ("left", "left", *["right"] * 4)
-        return "\n".join([title, tabulate(cells, header, "plain", disable_numparse=True, colalign=align)])
+        formats = ("", "", ".3f", ".2f", ".3f", ".3f")
+        table = tabulate(map(astuple, self.rows), header, "plain", floatfmt=formats, disable_numparse=[0, 1])
+        return f"{title}\n{table}"
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from varprop.moments import Moments
 from varprop.posterior.running import Running
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.sampling import over_samples, pieces, root, sampled
-from varprop.prediction.targets import class_indices, scores
+from varprop.prediction.targets import class_indices, class_scores
 from varprop.rules.logistic import sigmoid
 
 _Logits = TypeVar("_Logits", Tensor, Moments)
@@ -81,6 +81,10 @@ class Categorical(ClassLink):
     """One label out of C ≥ 2."""
 
     samples: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError(f"samples={self.samples}: there must be at least 1")
 
     def squash(self, logits: Tensor) -> Tensor:
         return at_least_two(logits).softmax(-1)
@@ -148,7 +152,7 @@ class Bernoulli(ClassLink):
         return logits.sigmoid()
 
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
-        target = scores(logits, target)
+        target = class_scores(logits, target)
         return -F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
 
     def expected_entropy(self, logits: Moments) -> Tensor:
@@ -171,7 +175,7 @@ class Sigmoid(Bernoulli):
         return chunked(sigmoid_moments, *logits)[0]
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
-        target = scores(logits.mean, target)
+        target = class_scores(logits.mean, target)
         tiny = torch.finfo(logits.mean.dtype).tiny
         yes, no = (chunked(sigmoid_moments, sign * logits.mean, logits.var)[0].clamp(min=tiny) for sign in (1, -1))
         return -(target * yes.log() + (1 - target) * no.log()).sum(-1)

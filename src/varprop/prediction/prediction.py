@@ -74,7 +74,7 @@ class Regression:
 
     @property
     def confidence(self) -> Tensor:
-        """Larger where the answer is surer: minus the standard deviation, over several outputs its root mean square."""
+        """Minus the standard deviation; over several outputs, minus its root mean square."""
         return -self.var.flatten(1).mean(1).sqrt() if self.var.ndim > 1 else -self.std
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:

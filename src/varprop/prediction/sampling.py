@@ -1,7 +1,8 @@
-"""Sums over points of the logit Gaussian, in work tensors of bounded size."""
+"""Sums over fixed points of the logit Gaussian: the same input, the same output; in work tensors of bounded size."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.prediction.normals import normals
 
 BUDGET = 1 << 24
 """Entries of the largest work tensor: 64 MB in float32."""
+SOBOL_ENDS = torch.quasirandom.SobolEngine.MAXDIM
+_SEED = 0x5EED
 
 
 def over_samples(total: Callable[..., Tensor], logits: Moments, samples: int) -> Tensor:
@@ -44,3 +46,21 @@ def root(var: Tensor) -> Tensor:
     """√v with a finite derivative at 0."""
     positive = var > 0
     return torch.where(positive, torch.where(positive, var, 1.0).sqrt(), 0.0)
+
+
+@functools.lru_cache(maxsize=8)  # where they are used, so that they are not moved there for every batch
+@torch.inference_mode(False)  # they may be made while predicting and used again in calibration
+def normals(samples: int, dims: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``samples`` points of a standard normal distribution in ``dims`` dimensions, spread evenly.
+
+    A scrambled Sobol set through the inverse normal distribution function. Sobol's numbers end at 21,201 dimensions;
+    beyond, the points are pseudo-random and come in pairs ±z, so that their mean is 0 all the same.
+    """
+    if dims > SOBOL_ENDS:
+        half = torch.randn(-(-samples // 2), dims, generator=torch.Generator().manual_seed(_SEED))
+        points = torch.cat([half, -half])[:samples]
+    else:
+        uniform = torch.quasirandom.SobolEngine(dims, scramble=True, seed=_SEED).draw(samples, dtype=torch.float64)
+        smallest = 2.0**-32  # Sobol's numbers have 30 bits and may be 0
+        points = torch.special.ndtri(uniform.clamp(smallest, 1 - smallest)).float()
+    return points.to(device=device, dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -31,10 +32,6 @@ class Decision:
         return torch.where(self.answered, self.prediction.label, ABSTAIN)
 
 
-def confidence_of(prediction: Prediction) -> Tensor:
-    return prediction.confidence
-
-
 class Selective:
     """A predictor that may abstain: ``fit`` finds the threshold on its confidence, calling it applies the threshold.
 
@@ -45,7 +42,7 @@ class Selective:
         self,
         predictor: Predictor,
         *,
-        score: Callable[[Prediction], Tensor] = confidence_of,
+        score: Callable[[Prediction], Tensor] = attrgetter("confidence"),
         guarantee: Guarantee | None = None,
     ) -> None:
         if not isinstance(predictor, Predictor):

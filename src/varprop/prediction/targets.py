@@ -21,7 +21,7 @@ def class_indices(logits: Tensor, target: Tensor) -> Tensor:
     return target.long()
 
 
-def scores(logits: Tensor, target: Tensor) -> Tensor:
+def class_scores(logits: Tensor, target: Tensor) -> Tensor:
     """The labels, checked: a number in [0, 1] for each answer; for a single logit a column may be left out."""
     if logits.shape[-1] == 1 and target.shape == logits.shape[:-1]:
         target = target.unsqueeze(-1)
