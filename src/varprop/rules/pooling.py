@@ -20,7 +20,7 @@ def _tuple(value: Any, rank: int) -> tuple[int, ...]:
     return values * rank if len(values) == 1 else values
 
 
-def _average_pool(op: Callable[..., Tensor], counted: Callable[..., Tensor], rank: int) -> Rule:
+def _average_pool(op: Callable[..., Tensor], rank: int) -> Rule:
     @rule(op, approximation=None, mixes=True)
     def average_pool(x: Moments, kernel: Any, stride: Any = (), *args: Any, **kwargs: Any) -> Moments:
         """Means of windows: Σ = (1/n²) Σ v, n as the op counts it at the border. Exact."""
@@ -29,24 +29,21 @@ def _average_pool(op: Callable[..., Tensor], counted: Callable[..., Tensor], ran
         divided = op(ones, kernel, stride, *args, **kwargs)
         return Moments(
             op(x.mean, kernel, stride, *args, **kwargs),
-            op(x.var, kernel, stride, *args, **kwargs) * (divided / counted(ones, kernel, stride, *args)),
+            op(x.var, kernel, stride, *args, **kwargs) * (divided / _counted(rank, ones, kernel, stride, *args)),
         )
 
     return average_pool
 
 
-def _count1d(ones: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, *_: Any) -> Tensor:
-    wide = [(1, *_tuple(value, 1)) for value in (kernel, stride or kernel)]
-    pooled = F.avg_pool2d(ones.unsqueeze(-2), wide[0], wide[1], (0, *_tuple(padding, 1)), ceil_mode, divisor_override=1)
-    return pooled.squeeze(-2)
-
-
-def _count2d(ones: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, *_: Any) -> Tensor:
-    return F.avg_pool2d(ones, kernel, stride or kernel, padding, ceil_mode, divisor_override=1)
-
-
-def _count3d(ones: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, *_: Any) -> Tensor:
-    return F.avg_pool3d(ones, kernel, stride or kernel, padding, ceil_mode, divisor_override=1)
+def _counted(
+    rank: int, ones: Tensor, kernel: Any, stride: Any, padding: Any = 0, ceil_mode: bool = False, *_: Any
+) -> Tensor:
+    """How many entries each window has."""
+    if rank > 1:
+        pool = {2: F.avg_pool2d, 3: F.avg_pool3d}[rank]
+        return pool(ones, kernel, stride or kernel, padding, ceil_mode, divisor_override=1)
+    kernel, stride = (1, *_tuple(kernel, 1)), (1, *_tuple(stride or kernel, 1))
+    return _counted(2, ones.unsqueeze(-2), kernel, stride, (0, *_tuple(padding, 1)), ceil_mode).squeeze(-2)
 
 
 def _adaptive_average_pool(op: Callable[..., Tensor], rank: int) -> Rule:
@@ -93,9 +90,9 @@ def _interpolation(op: Callable[..., Tensor]) -> Rule:
 
 
 POOLING = RuleSet(
-    _average_pool(aten.avg_pool1d.default, _count1d, 1),
-    _average_pool(aten.avg_pool2d.default, _count2d, 2),
-    _average_pool(aten.avg_pool3d.default, _count3d, 3),
+    _average_pool(aten.avg_pool1d.default, 1),
+    _average_pool(aten.avg_pool2d.default, 2),
+    _average_pool(aten.avg_pool3d.default, 3),
     _adaptive_average_pool(aten.adaptive_avg_pool1d.default, 1),
     _adaptive_average_pool(aten.adaptive_avg_pool2d.default, 2),
     _adaptive_average_pool(aten.adaptive_avg_pool3d.default, 3),
@@ -107,12 +104,8 @@ MAX_POOLING = RuleSet(
     _max_pool(aten.max_pool1d.default, aten.max_pool1d_with_indices.default, 1),
     _max_pool(aten.max_pool2d.default, aten.max_pool2d_with_indices.default, 2),
     _max_pool(aten.max_pool3d.default, aten.max_pool3d_with_indices.default, 3),
-    *(
-        _max_pool(op, op, rank)
-        for rank, op in enumerate(
-            (aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default),
-            start=1,
-        )
-    ),
+    _max_pool(aten.adaptive_max_pool1d.default, aten.adaptive_max_pool1d.default, 1),
+    _max_pool(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool2d.default, 2),
+    _max_pool(aten.adaptive_max_pool3d.default, aten.adaptive_max_pool3d.default, 3),
     name="max pooling",
 )

@@ -79,12 +79,9 @@ def cast(x: Any, *args: Any, **kwargs: Any) -> Any:
 @rule(aten.copy.default, aten.fill.Tensor, approximation=None)
 def copy(x: Any, source: Any, *_: Any) -> Any:
     """The entries of ``source`` in the shape and dtype of x. Exact."""
-    shape, mean = mean_of(x).shape, mean_of(source).to(mean_of(x).dtype)
-    return (
-        Moments(mean.expand(shape), source.var.to(mean.dtype).expand(shape))
-        if is_random(source)
-        else mean.expand(shape)
-    )
+    like = mean_of(x)
+    mean, *var = (part.to(like.dtype).expand(like.shape) for part in (source if is_random(source) else (source,)))
+    return Moments(mean, *var) if var else mean
 
 
 @rule(aten.dropout.default, approximation=None)
