@@ -59,6 +59,7 @@ def test_tables_are_those_of_the_stored_rows(page):
         assert shown.strip() in written, f"{kind} of {name} in {folder}: varprop report writes another table"
 
 
+@pytest.mark.second
 def test_stored_reports_are_drawn_again_the_same(tmp_path):
     """Tables anywhere; figures where matplotlib is the one that drew them."""
     stored = ROOT / "docs/results/reproduction/report"

@@ -1,4 +1,4 @@
-"""Every example runs as a reader would run it, in under a minute, and prints what it is there to show."""
+"""Every example runs as a reader would run it, and prints what it is there to show: half a minute of a core each."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.second, pytest.mark.timeout(1500)]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Their parts are run in tests/optim/test_trainers.py.
 TRAINERS = {"train_digits", "train_with_lightning", "train_with_trainer"}
@@ -21,7 +22,7 @@ def run(name, *needed):
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,  # for machines that are busy with other tests
+        timeout=1200,  # on a machine that is busy with other things
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert found.returncode == 0, found.stderr
