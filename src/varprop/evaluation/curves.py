@@ -1,4 +1,4 @@
-"""What the figures and the page show, computed from scores per example."""
+"""Risk-coverage curves, reliability diagrams and operating points, from scores per example."""
 
 from __future__ import annotations
 
@@ -9,45 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from varprop.evaluation.files import Scores
-from varprop.evaluation.rows import POINTS
+from varprop.evaluation.results import POINTS, Scores
 from varprop.metrics import risk_coverage_curve
 
 BINS = 15
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Risk at each coverage, averaged over seeds."""
-
-    coverage: np.ndarray
-    risk: np.ndarray
-    sem: np.ndarray
-
-
-def risk_coverage(risks: Sequence[np.ndarray]) -> Curve:
-    """The mean over seeds of their risks, each as ``risks_of`` gives it."""
-    found = np.stack(risks)
-    points = found.shape[1]
-    spread = found.std(0, ddof=1) / np.sqrt(len(found)) if len(found) > 1 else np.full(points, np.nan)
-    return Curve(np.arange(1, points + 1) / points, found.mean(0), spread)
-
-
-def risks_of(scores: Scores, points: int = POINTS) -> np.ndarray:
-    """Risk of the most confident k/points of the examples, k = 1 … points.
+def percentiles(confidence: Any, correctness: Any) -> tuple[float, ...]:
+    """Risk of the most confident 1, 2, … 100 % of the examples, to six digits.
 
     Summed errors grow in straight lines within a group of equal confidences: the average over all their orders.
     """
-    coverage, risk, _ = curve(scores["confidence"], scores["correctness"])
-    grid = np.arange(1, points + 1) / points
+    coverage, risk, _ = curve(np.asarray(confidence), np.asarray(correctness))
+    grid = np.arange(1, POINTS + 1) / POINTS
     errors = np.interp(grid, np.append(0, coverage), np.append(0, coverage * risk))
-    return errors / grid
-
-
-def percentiles(confidence: Any, correctness: Any) -> tuple[float, ...]:
-    """What a row keeps of its risk-coverage curve: the risk of the most confident 1, 2, … 100 %, to six digits."""
-    scores = {"confidence": np.asarray(confidence), "correctness": np.asarray(correctness)}
-    return tuple(round(float(risk), 6) for risk in risks_of(scores).clip(0, 1))
+    return tuple(round(float(risk), 6) for risk in (errors / grid).clip(0, 1))
 
 
 def curve(confidence: np.ndarray, correctness: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

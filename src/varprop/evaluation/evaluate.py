@@ -1,9 +1,14 @@
-"""Every metric of a predictor over a data set, in one pass."""
+"""Every metric of a predictor over a data set, in one pass, and the result row that they make."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.metadata
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +17,12 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop import metrics
 from varprop.errors import InputError
+from varprop.evaluation.curves import percentiles
+from varprop.evaluation.results import Row
 from varprop.metrics.proper import bce_of_each, brier_of_each, nll_of_each
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import Predictor, answers
+from varprop.prediction.predictors import Predictor, Propagated, answers
 
 RISKS = {"c@0.5": 0.005, "c@1": 0.01, "c@2": 0.02, "c@5": 0.05}
 COSTS = {"phi@10": 10.0, "phi@50": 50.0, "phi@100": 100.0}
@@ -98,3 +105,54 @@ def _of_each(prediction: Prediction, target: Tensor) -> dict[str, Tensor]:
         "nll": nll,
         "brier": brier,
     }
+
+
+def measure(
+    predictor: Predictor, held_out: Any, test: Any, *, progress: bool = True, **entries: Any
+) -> tuple[Row, dict[str, Any]]:
+    """The result row, and the scores of each example that belong to it: ``Results(folder).add(*measure(…))``.
+
+    Thresholds are chosen on held-out data. ``entries`` are what a row has beside its numbers: ``row``, ``method``,
+    ``seed``, ``config``.
+    """
+    before = evaluate(predictor, held_out, progress=False)
+    after = evaluate(predictor, test, held_out=before, progress=progress)
+    scales = predictor.net.scales if isinstance(predictor, Propagated) else None
+    return record(before, after, scales=scales, **entries)
+
+
+def record(
+    before: Evaluation, after: Evaluation, *, scales: Mapping[str, float] | None = None, **entries: Any
+) -> tuple[Row, dict[str, Any]]:
+    """The same for what was evaluated already, on held-out and on test data."""
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    found = Row(
+        examples=len(after),
+        metrics=after.metrics,
+        scales=scales,
+        curve=percentiles(after.confidence, after.correctness),
+        versions={name: _version(name) for name in ("torch", "varprop")} | gpu,
+        revision=revision(),
+        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **entries,
+    )
+    scores = {name: getattr(after, name).numpy() for name in ("confidence", "correctness", "label", "target")}
+    scores |= {f"held_out_{name}": getattr(before, name).numpy() for name in ("confidence", "correctness")}
+    return found, scores
+
+
+@functools.cache
+def revision() -> str:
+    """Of the library's source: a hash of what was really run, which a commit with changes on top of it is not."""
+    folder = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "not installed"

@@ -1,30 +1,130 @@
-"""A folder of results: rows, scores per example, thumbnails. It can be added to while it is read, and after a kill.
+"""Results: what each method scored with each seed, kept in one file of a folder.
 
-rows.jsonl          one row per line; a later line with the same row, method and seed replaces the earlier one
-scores/*.npz        confidence, correctness, label, target; held_out_confidence, held_out_correctness
-examples.npz        images of the first test examples, names of the classes; examples-<row>.npz where experiments differ
-norms-<row>.npz     rules for LayerNorm against sampling, for inputs of an experiment or made-up ones
+The file is an SQLite database, so that processes can add to it at once, and that after a kill a row is there with its
+scores or not at all. It holds rows as compressed JSON, and arrays as npz files, which are read without unpickling.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
+import json
+import numbers
 import os
-import shutil
+import sqlite3
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from varprop.errors import ResultsError
-from varprop.evaluation.files import Scores, load, lock, repair, save, slug
-from varprop.evaluation.rows import Row, cut_short, dump, parse
-from varprop.report.norms import Norms, pack, unpack
+
+FILE = "results.db"
+FORMAT = 2
+"""Version of the file; a reader refuses every other one."""
+
+METRICS = (
+    *("accuracy", "aurc", "c@0.5", "c@1", "c@2", "c@5"),
+    *("phi@10", "phi@50", "phi@100", "ece", "ace", "brier", "nll"),
+)
+"""The metrics a row may have: fractions, not percentages."""
+
+POINTS = 100
+"""Of the risk-coverage curve that a row may keep: coverage 1/100, 2/100, … 1."""
+
+Scores = dict[str, np.ndarray]
+"""Per example: confidence, correctness, label, target; held_out_confidence, held_out_correctness."""
 
 _TEST, _HELD_OUT = ("confidence", "correctness", "label", "target"), ("held_out_confidence", "held_out_correctness")
+_SCHEMA = (
+    "CREATE TABLE rows (row TEXT, method TEXT, seed INTEGER, entry BLOB, scores BLOB, PRIMARY KEY (row, method, seed))",
+    "CREATE TABLE arrays (name TEXT PRIMARY KEY, data BLOB)",
+    f"PRAGMA user_version = {FORMAT}",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method scored in one experiment with one seed. ``key`` identifies it."""
+
+    row: str
+    """The experiment, e.g. ``digits``."""
+    method: str
+    """Its slug, e.g. ``mc-8``."""
+    seed: int
+    examples: int
+    """Size of the test set."""
+    metrics: Mapping[str, float]
+    cost: Mapping[str, float] | None = None
+    """Relative wall-clock time: ``plain``, in passes of the plain network; ``sample``, of one Monte Carlo sample."""
+    scales: Mapping[str, float] | None = None
+    """Learned α by module path."""
+    fidelity: Sequence[Mapping[str, Any]] | None = None
+    """Per module: path, module, variance_ratio, correlation, mean_error, plain_error."""
+    curve: Sequence[float] | None = None
+    """Risk of the most confident 1, 2, …, 100 % of the test set."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    revision: str | None = None
+    time: str | None = None
+    """When it was run, ISO 8601."""
+
+    def __post_init__(self) -> None:
+        for name, holds, wanted in _CHECKS:
+            value = getattr(self, name)
+            if not holds(value):
+                shown = repr(value)
+                shown = shown if len(shown) < 80 else f"{shown[:77]}..."
+                raise ResultsError(f"not a result row: {name} must be {wanted}, not {shown}")
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.row, self.method, self.seed
+
+
+def _named(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _measured(value: Any, names: Sequence[str] | None = None) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(k, str) and _number(v) and (names is None or k in names) for k, v in value.items()
+    )
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(entry, Mapping) and "path" in entry for entry in value)
+
+
+def _curved(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) == POINTS and all(_number(v) and 0 <= v <= 1 for v in value)
+
+
+_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("row", _named, "a name"),
+    ("method", _named, "a name"),
+    ("seed", _whole, "a whole number"),
+    ("examples", lambda v: _whole(v) and v > 0, "a whole number above 0"),
+    ("metrics", lambda v: bool(v) and _measured(v, METRICS), f"numbers for {', '.join(METRICS)}"),
+    ("cost", lambda v: v is None or _measured(v, ("plain", "sample")), "numbers for plain and sample"),
+    ("scales", lambda v: v is None or _measured(v), "numbers by module path, or None"),
+    ("fidelity", lambda v: v is None or _listed(v), "a list of entries with a path, or None"),
+    ("curve", lambda v: v is None or _curved(v), f"{POINTS} numbers in [0, 1], or None"),
+    ("config", lambda v: isinstance(v, Mapping), "a mapping"),
+    ("versions", lambda v: isinstance(v, Mapping), "a mapping"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,158 +134,180 @@ class Examples:
     images: np.ndarray
     names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        images = self.images
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)):
+            shape = f"{images.dtype} {list(images.shape)}"
+            raise ResultsError(f"thumbnails must be uint8 [N, h, w] or [N, h, w, 3], not {shape}")
+
 
 class Results:
     """A results folder. It is made when the first row is added; nothing of it is kept in memory."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._file = self.folder / "rows.jsonl"
+        self.file = self.folder / FILE
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """All rows, in the order in which they first appeared."""
-        return self._read()[0]
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What was skipped: the last line, where writing it was cut short."""
-        return self._read()[1]
-
-    def has(self, row: str, method: str, seed: int) -> bool:
-        return (row, method, seed) in {found.key for found in self.rows}
+        return tuple(_load_row(entry) for (entry,) in self._select("SELECT entry FROM rows ORDER BY rowid"))
 
     def add(self, row: Row, scores: Mapping[str, Any] | None = None) -> Row:
-        """Write a row, replacing one with the same key; returns it with the place of its scores.
-
-        The line is written last and at once: after a kill the row is there with its scores, or it is not there.
-        """
-        row = replace(row, scores=None)
-        with self._locked() as file:
-            self._read()  # refuses a folder that holds something else
-            if scores is not None:
-                arrays = _checked(row, scores)
-                row = replace(row, scores=self._place(row))
-                save(self.folder / str(row.scores), arrays)
-            repair(file)
-            file.write(dump(row).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Write a row with its scores per example, in place of one with the same key."""
+        packed = None if scores is None else _pack(_checked(row, scores))
+        entry = _dump_row(row)
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO rows VALUES (?, ?, ?, ?, ?) ON CONFLICT "
+                "DO UPDATE SET entry = excluded.entry, scores = excluded.scores",
+                (*row.key, entry, packed),
+            )
         return row
 
     def scores(self, row: Row) -> Scores | None:
         """What the row's method said about each test example; None if that was not kept."""
-        if row.scores is None:
+        found = self._select("SELECT scores FROM rows WHERE row = ? AND method = ? AND seed = ?", row.key)
+        if not found or found[0][0] is None:
             return None
-        path = self.folder / row.scores
-        if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise ResultsError(f"{self._file}: the scores of {row.key} lie outside the folder, at {row.scores}")
-        return _checked(row, load(path), str(path))
+        where = f"{self.file}: the scores"
+        return _checked(row, _unpack(found[0][0], f"{where} of {row.key}"), where)
 
-    def add_examples(self, images: np.ndarray, names: Sequence[str] = (), row: str | None = None) -> None:
-        """Keep thumbnails of the first test examples, uint8; of one experiment, or of the only one in the folder."""
-        images = np.asarray(images)
-        _check_images(images, "the thumbnails")
-        with self._locked():
-            save(self._examples_file(row), {"images": images, "names": np.array(list(names), dtype=np.str_)})
+    def keep(self, name: str, arrays: Mapping[str, Any]) -> None:
+        """Keep arrays under a name: what belongs to the results and is neither row nor score."""
+        packed = _pack(arrays)
+        with self._writing() as db:
+            db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", (name, packed))
+
+    def kept(self, name: str) -> Scores | None:
+        """What ``keep`` was given under this name; None if nothing was."""
+        found = self._select("SELECT data FROM arrays WHERE name = ?", (name,))
+        return _unpack(found[0][0], f"{self.file}: {name}") if found else None
+
+    def add_examples(self, images: np.ndarray, names: Sequence[str] = (), *, row: str) -> None:
+        """Keep thumbnails of an experiment's first test examples, uint8."""
+        found = Examples(np.asarray(images), tuple(names))
+        self.keep(f"examples/{row}", {"images": found.images, "names": np.array(found.names, dtype=np.str_)})
 
     def examples(self, row: str) -> Examples | None:
-        """Thumbnails of an experiment. ``examples.npz`` can only be meant if the folder has one experiment."""
-        paths = [self._examples_file(row)]
-        if len({found.row for found in self.rows}) == 1:
-            paths.append(self._examples_file(None))
-        path = next((path for path in paths if path.is_file()), None)
-        if path is None:
-            return None
-        arrays = load(path)
-        _check_images(arrays.get("images"), str(path))
-        return Examples(arrays["images"], tuple(map(str, arrays.get("names", ()))))
+        found = self.kept(f"examples/{row}")
+        return Examples(found["images"], tuple(map(str, found["names"]))) if found else None
 
-    def add_norms(self, row: str, found: Sequence[Norms]) -> None:
-        """Keep comparisons of rules for LayerNorm: those of an experiment, or ``"synthetic"`` ones."""
-        if not found:
-            raise ResultsError(f"there is no comparison of norms to keep for {row}; give at least one")
-        with self._locked():
-            save(self._norms_file(row), pack(found))
+    def publish(self, out: str | os.PathLike[str], keep: Callable[[Row], bool], *, thumbnails: int = 200) -> Results:
+        """Write a copy that is small enough to share.
 
-    def norms(self, row: str) -> tuple[Norms, ...]:
-        """What ``add_norms`` kept; nothing if it was not called."""
-        path = self._norms_file(row)
-        return unpack(load(path), str(path)) if path.is_file() else ()
-
-    def publish(self, out: str | os.PathLike[str], keep: Callable[[Row], bool]) -> Results:
-        """Write a copy that is small enough to share: all rows, but scores per example only of those to ``keep``."""
+        It has all rows, scores per example only of those to ``keep``, confidences to a precision of 2⁻¹⁶, and the
+        first ``thumbnails`` of each experiment.
+        """
         copy = Results(out)
         if copy.folder.resolve() == self.folder.resolve() or copy.rows:
             raise ResultsError(f"{out} holds results already; choose an empty folder for the copy")
-        rows = [row if row.scores and keep(row) else replace(row, scores=None) for row in self.rows]
-        files = [
-            self.folder / row.scores for row in rows if row.scores and self.scores(row)
-        ]  # whole, and in the folder
-        files += sorted((*self.folder.glob("examples*.npz"), *self.folder.glob("norms-*.npz")))
-        with copy._locked() as lines:
-            for path in files:
-                target = copy.folder / path.relative_to(self.folder)
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, target)
-            lines.write("".join(f"{dump(row)}\n" for row in rows).encode())
+        for row in self.rows:
+            scores = self.scores(row) if keep(row) else None
+            copy.add(row, scores and {name: _rounded(name, value) for name, value in scores.items()})
+        for (name,) in self._select("SELECT name FROM arrays"):
+            arrays = self.kept(name) or {}
+            if name.startswith("examples/"):
+                arrays = arrays | {"images": arrays["images"][:thumbnails]}
+            copy.keep(name, arrays)
         return copy
 
-    def _norms_file(self, row: str) -> Path:
-        return self.folder / f"norms-{slug(row)}.npz"
-
-    def _examples_file(self, row: str | None) -> Path:
-        return self.folder / ("examples.npz" if row is None else f"examples-{slug(row)}.npz")
-
-    def _place(self, row: Row) -> str:
-        """scores/<row>-<method>-<seed>.npz, with a suffix if another row is already there."""
-        name = f"scores/{slug(row.row)}-{slug(row.method)}-{row.seed}.npz"
-        others = {other.scores.casefold() for other in self.rows if other.key != row.key and other.scores}
-        if name.casefold() in others:
-            name = f"{name.removesuffix('.npz')}-{hashlib.sha256(repr(row.key).encode()).hexdigest()[:8]}.npz"
-        return name
-
-    def _read(self) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    def _select(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if not self.file.exists():
+            return []
         try:
-            text = self._file.read_bytes()
-        except FileNotFoundError:
-            return (), ()
-        except OSError as error:
-            raise ResultsError(f"cannot read {self._file}: {error.strerror}; give a results folder") from None
-        lines = text.decode(errors="replace").split("\n")
-        problems: tuple[str, ...] = ()
-        if lines[-1] and cut_short(lines[-1]):
-            problems = (f"{self._file}, line {len(lines)} was cut short and is skipped: run what it held again",)
-            lines.pop()
-        found = [parse(line, f"{self._file}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
-        return tuple({row.key: row for row in found}.values()), problems
+            with closing(self._connect("rw")) as db:  # not "ro": what a kill left half-written is rolled back
+                _check_version(db, self.file)
+                return db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise ResultsError(f"cannot read {self.file}: {error}; give a results folder") from error
 
     @contextmanager
-    def _locked(self) -> Iterator[IO[bytes]]:
-        """The rows, open for appending by nobody else, so that processes can share a folder."""
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: leaving it by an error leaves the file as it was."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._file.open("ab+") as file:
-                lock(file)
-                yield file
-        except OSError as error:
-            reason = error.strerror or error
+            with closing(self._connect("rwc")) as db:
+                db.execute("BEGIN IMMEDIATE")
+                if not db.execute("SELECT * FROM sqlite_master").fetchall():
+                    for statement in _SCHEMA:
+                        db.execute(statement)
+                _check_version(db, self.file)
+                yield db
+                db.execute("COMMIT")
+        except (OSError, sqlite3.Error) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ResultsError(f"cannot write to {self.folder}: {reason}; choose another folder") from error
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        return sqlite3.connect(f"{self.file.absolute().as_uri()}?mode={mode}", timeout=120, isolation_level=None, uri=True)
 
 
 def read_results(folder: str | os.PathLike[str]) -> Results:
-    """The results in a folder that must exist, hold at least one row, and be whole."""
+    """The results in a folder that must exist and hold at least one row."""
     results = Results(folder)
     if not results.folder.is_dir():
-        raise ResultsError(f"there is no folder {folder}; give the folder that holds rows.jsonl")
+        raise ResultsError(f"there is no folder {folder}; give the folder that holds {FILE}")
     if not results.rows:
-        raise ResultsError(
-            f"{folder} holds no results: rows.jsonl is missing or empty; run an evaluation into it first"
-        )
+        raise ResultsError(f"{folder} holds no results: {FILE} is missing or empty; run an evaluation into it first")
     return results
 
 
+def _check_version(db: sqlite3.Connection, file: Path) -> None:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version != FORMAT:
+        raise ResultsError(
+            f"{file} has format {version}, this varprop reads format {FORMAT}; "
+            "use the varprop that wrote it, or another folder"
+        )
+
+
+def _dump_row(row: Row) -> bytes:
+    try:
+        text = json.dumps({f.name: getattr(row, f.name) for f in fields(row)}, default=_plain)
+    except TypeError as error:
+        raise ResultsError(
+            f"the row {row.key} holds what JSON cannot ({error}); use numbers, text, lists, dicts"
+        ) from None
+    return zlib.compress(text.encode(), 9)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's and torch's scalars have ``item``; their arrays of one element do too."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _load_row(entry: bytes) -> Row:
+    found = json.loads(zlib.decompress(entry))
+    lists = {name: tuple(found[name]) for name in ("fidelity", "curve") if found[name] is not None}
+    return Row(**found | lists)
+
+
+def _pack(arrays: Mapping[str, Any]) -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()
+
+
+def _unpack(data: bytes, where: str) -> Scores:
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, TypeError, AttributeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ResultsError(f"{where} are no whole npz file ({error}); run what they belong to again") from None
+
+
+def _rounded(name: str, value: np.ndarray) -> np.ndarray:
+    """Confidences with 16 bits behind the point, of which zlib makes about two bytes each."""
+    return (np.round(value * 2.0**16) / 2.0**16).astype(np.float32) if name.endswith("confidence") else value
+
+
 def _checked(row: Row, scores: Mapping[str, Any], where: str = "the scores") -> Scores:
+    """Arrays of the right shapes. Confidence and correctness are floats, also where bools or integers were given."""
     arrays = {name: np.asarray(value) for name, value in scores.items() if name in _TEST + _HELD_OUT}
     for name in ("confidence", "correctness"):
         if name not in arrays:
@@ -200,15 +322,9 @@ def _checked(row: Row, scores: Mapping[str, Any], where: str = "the scores") -> 
             raise ResultsError(f"{where} of {row.key}: {name} must hold finite numbers")
         if name.endswith("correctness") and not ((value >= 0) & (value <= 1)).all():
             raise ResultsError(f"{where} of {row.key}: {name} must lie in [0, 1]")
-    # Numbers to compute with, also where bools or integers were given.
-    wide = {name: arrays[name].astype(np.float64) for name in arrays if name.endswith("correctness")}
-    wide |= {
-        n: arrays[n].astype(np.float64) for n in arrays if n.endswith("confidence") and arrays[n].dtype.kind != "f"
+    wide = {
+        name: value.astype(np.float64)
+        for name, value in arrays.items()
+        if name.endswith("correctness") or (name.endswith("confidence") and value.dtype.kind != "f")
     }
     return arrays | wide
-
-
-def _check_images(images: np.ndarray | None, where: str) -> None:
-    if images is None or images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)):
-        shape = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"
-        raise ResultsError(f"{where} must be uint8 [N, h, w] or [N, h, w, 3], not {shape}")

@@ -4,102 +4,90 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from varprop.evaluation.rows import Row
-from varprop.report.figures import Drawing, log_axis
-from varprop.report.style import INK, MUTED, SURFACE, Style, figure
-from varprop.report.summary import estimate
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-Fidelity = dict[str, dict[str, dict[str, list[float]]]]
-"""Method, module path, quantity: one value per seed."""
+from varprop.evaluation.results import Row
+from varprop.report.figures import Drawing
+from varprop.report.lineup import method_of
+from varprop.report.style import INK, MUTED, SURFACE, Style, figure, log_axis, reference_line
 
 _LONGEST = 34  # characters of a path that a narrow page has room for
 
 
-def scales(rows: Sequence[Row], styles: dict[str, Style]) -> Drawing | None:
+def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Drawing | None:
     """Learned α per module: a dot per seed, and their geometric mean. 1 leaves the variance as it was propagated."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        for path, alpha in (row.scales or {}).items():
-            found.setdefault(path, {}).setdefault(row.method, []).append(alpha)
-    positive = [a for each in found.values() for values in each.values() for a in values if a > 0]
-    if not positive:
-        return None
-    paths, methods = list(found), list(dict.fromkeys(row.method for row in rows if row.scales))
-    fig, axes = _list_of(paths)
-    log_axis(axes.xaxis, [*positive, 0.8, 1.25])
-    axes.axvline(1, color=MUTED, lw=0.9, ls=(0, (3, 2)), zorder=1)
-    cells = []
-    for y, path in enumerate(paths):
-        for method, offset in zip(methods, _offsets(len(methods)), strict=True):
-            values = found[path].get(method, [])
-            known = [a for a in values if a > 0]
-            mean = math.exp(sum(map(math.log, known)) / len(known)) if known else math.nan
-            colour = styles[method].colour
-            axes.plot(known, [y + offset] * len(known), "o", ms=3.4, color=colour, alpha=0.35, mew=0, zorder=2)
-            axes.plot(mean, y + offset, styles[method].marker, ms=5, color=colour, mec=SURFACE, mew=0.5, zorder=3)
-            cells += [(path, method, i, alpha, mean) for i, alpha in enumerate(values)]
-    axes.set_xlabel("Variance scale α (1 = as propagated)", loc="right")
-    _legend(fig, methods, styles)
-    alt = f"Learned variance scale of {len(paths)} modules, from {min(positive):.2g} to {max(positive):.2g}"
-    header = ("path", "method", "seed_number", "alpha", "geometric_mean")
-    return Drawing("scales", "Learned variance scales", alt, fig, ((alt, fig),), header, tuple(cells))
-
-
-def fidelity(rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
-    """Variance ratio and error of the mean per module, against sampled networks."""
-    found: Fidelity = {}
-    for row in rows:
-        for entry in row.fidelity or ():
-            at = found.setdefault(row.method, {}).setdefault(str(entry["path"]), {})
-            for quantity in ("variance_ratio", "mean_error", "plain_error"):
-                at.setdefault(quantity, []).append(float(entry.get(quantity, math.nan)))
+    found = [(path, row.method, row.seed, a) for row in rows for path, a in (row.scales or {}).items() if a > 0]
     if not found:
-        return []
-    ratio = _measured(found, styles, "variance_ratio", "Propagated / sampled variance (1 = exact)", 1.0)
-    error = _measured(found, styles, "mean_error", "Error of the mean (standard deviations), lower is better", None)
-    return [drawing for drawing in (ratio, error) if drawing is not None]
-
-
-def _measured(found: Fidelity, styles: dict[str, Style], name: str, label: str, exact: float | None) -> Drawing | None:
-    paths = list(dict.fromkeys(path for at in found.values() for path in at))
-    estimates = {m: {p: estimate(at[p][name]) for p in paths if p in at} for m, at in found.items()}
-    means = [e.mean for at in estimates.values() for e in at.values() if 0 < e.mean < math.inf]
-    if not means:
         return None
+    data = pd.DataFrame(found, columns=["path", "method", "seed", "alpha"])
+    logs = np.log(data["alpha"]).groupby([data["path"], data["method"]], sort=False)
+    data["geometric_mean"] = np.exp(logs.transform("mean"))
+    paths, methods = list(data["path"].unique()), list(data["method"].unique())
     fig, axes = _list_of(paths)
-    if exact is not None:
-        log_axis(axes.xaxis, [*means, exact * 0.8, exact * 1.25])
-        axes.axvline(exact, color=MUTED, lw=0.9, ls=(0, (3, 2)), zorder=1)
+    low, high = data["alpha"].min(), data["alpha"].max()
+    log_axis(axes.xaxis, [low, high, 0.8, 1.25])
+    reference_line(axes, x=1)
+    for method, offset in zip(methods, _offsets(len(methods)), strict=True):
+        style, chosen = styles[method], data[data["method"] == method]
+        y = chosen["path"].map(paths.index) + offset
+        axes.plot(chosen["alpha"], y, "o", ms=3.4, color=style.colour, alpha=0.35, mew=0, zorder=2)
+        look = {"ms": 5, "mec": SURFACE, "mew": 0.5, "zorder": 3, "label": method_of(method).title}
+        axes.plot(chosen["geometric_mean"], y, style.marker, color=style.colour, **look)
+    axes.set_xlabel("Variance scale α (1 = as propagated)", loc="right")
+    _legend(fig)
+    alt = f"Learned variance scale of {len(paths)} modules, from {low:.2g} to {high:.2g}"
+    return Drawing(experiment, "scales", "Learned variance scales", alt, fig, data)
+
+
+def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
+    """Variance ratio and error of the mean per module, against sampled networks."""
+    entries = [{"method": row.method, **entry} for row in rows for entry in row.fidelity or ()]
+    if not entries:
+        return []
+    numbers = ["variance_ratio", "mean_error", "plain_error"]
+    grouped = pd.DataFrame(entries).reindex(columns=["method", "path", *numbers]).groupby(["method", "path"], sort=False)
+    found = grouped[numbers].mean().join(grouped[numbers].sem().fillna(0).add_suffix("_sem"))
+    ratio = "Propagated / sampled variance (1 = exact)"
+    error = "Error of the mean (standard deviations), lower is better"
+    drawn = [
+        _measured(experiment, found, styles, "variance_ratio", "Fidelity of the variance", ratio),
+        _measured(experiment, found, styles, "mean_error", "Fidelity of the mean", error),
+    ]
+    return [drawing for drawing in drawn if drawing is not None]
+
+
+def _measured(
+    experiment: str, found: pd.DataFrame, styles: dict[str, Style], name: str, title: str, label: str
+) -> Drawing | None:
+    found = found[(found[name] > 0) & np.isfinite(found[name])]
+    if not len(found):
+        return None
+    paths = list(found.index.unique("path"))
+    fig, axes = _list_of(paths)
+    if name == "variance_ratio":
+        log_axis(axes.xaxis, [found[name].min(), found[name].max(), 0.8, 1.25])
+        reference_line(axes, x=1)
     else:
-        plain = {p: estimate(next(at[p] for at in found.values() if p in at)["plain_error"]) for p in paths}
-        xs = [plain[p].mean for p in paths]
-        axes.plot(xs, range(len(paths)), "|", ms=8, mew=1.6, color=MUTED, zorder=2, label="plain network")
-        axes.set_xlim(0, 1.08 * max([x for x in xs if math.isfinite(x)] + means))
-    for method, offset in zip(estimates, _offsets(len(estimates)), strict=True):
-        for y, path in enumerate(paths):
-            e = estimates[method].get(path)
-            if e is not None:
-                sem = 0 if math.isnan(e.sem) else e.sem
-                look = {"color": styles[method].colour, "ms": 4.6, "mec": SURFACE, "mew": 0.5, "elinewidth": 1}
-                axes.errorbar(e.mean, y + offset, xerr=sem, fmt=styles[method].marker, zorder=3, **look)
+        plain = found.groupby(level="path", sort=False)["plain_error"].first()
+        look = {"ms": 8, "mew": 1.6, "color": MUTED, "zorder": 2, "label": "plain network"}
+        axes.plot(plain, range(len(paths)), "|", **look)
+        axes.set_xlim(0, 1.08 * np.nanmax([plain.max(), found[name].max()]))
+    methods = list(found.index.unique("method"))
+    for method, offset in zip(methods, _offsets(len(methods)), strict=True):
+        style, at = styles[method], found.loc[method]
+        y = [paths.index(path) + offset for path in at.index]
+        look = {"color": style.colour, "ms": 4.6, "mec": SURFACE, "mew": 0.5, "elinewidth": 1, "zorder": 3}
+        axes.errorbar(at[name], y, xerr=at[f"{name}_sem"], fmt=style.marker, label=method_of(method).title, **look)
     axes.set_xlabel(label, loc="right")
-    _legend(fig, list(estimates), styles, axes)
-    alt = f"{label}, per module: " + "; ".join(_range(m, at) for m, at in estimates.items())
-    cells = tuple(
-        (path, m, e.mean, e.sem, estimate(found[m][path]["plain_error"]).mean, e.count)
-        for m, at in estimates.items()
-        for path, e in at.items()
-    )
-    header = ("path", "method", name, f"{name}_sem", "plain_error", "seeds")
-    title = "Fidelity of the variance" if exact is not None else "Fidelity of the mean"
-    return Drawing(f"fidelity-{name.replace('_', '-')}", title, alt, fig, ((alt, fig),), header, cells)
-
-
-def _range(method: str, at: dict[str, Any]) -> str:
-    means = [e.mean for e in at.values()]
-    return f"{method} from {min(means):.2g} to {max(means):.2g}"
+    _legend(fig)
+    spans = found.groupby(level="method", sort=False)[name].agg(["min", "max"])
+    told = "; ".join(f"{method_of(m).title} from {low:.2g} to {high:.2g}" for m, low, high in spans.itertuples())
+    data = found[[name, f"{name}_sem", "plain_error"]].reset_index()
+    return Drawing(experiment, f"fidelity-{name.replace('_', '-')}", title, f"{label}, per module: {told}", fig, data)
 
 
 def _offsets(count: int) -> list[float]:
@@ -107,27 +95,18 @@ def _offsets(count: int) -> list[float]:
     return [0.36 * (i - (count - 1) / 2) / max(1, count - 1) for i in range(count)]
 
 
-def _list_of(paths: Sequence[str]) -> tuple[Any, Any]:
+def _list_of(paths: Sequence[str]) -> tuple[Figure, Axes]:
     """Axes with one line per path, the first on top. A long list gets thin lines, and names for some."""
     line = min(0.2, max(0.07, 9 / len(paths)))
     every = math.ceil(0.15 / line)
     fig = figure(3.9, 1.0 + max(3, len(paths)) * line)
     axes = fig.subplots()
     axes.set_ylim(len(paths) - 0.4, -0.6)
-    axes.set_yticks(range(0, len(paths), every), [_short(path) for path in paths[::every]], fontsize=7.5, color=INK)
+    names = [path if len(path) <= _LONGEST else f"…{path[1 - _LONGEST :]}" for path in paths]  # ends tell them apart
+    axes.set_yticks(range(0, len(paths), every), names[::every], fontsize=7.5, color=INK)
     axes.tick_params(axis="y", length=0)
     return fig, axes
 
 
-def _short(path: str) -> str:
-    """The end of a path tells modules apart."""
-    return path if len(path) <= _LONGEST else f"…{path[1 - _LONGEST :]}"
-
-
-def _legend(fig: Any, methods: Sequence[str], styles: dict[str, Style], axes: Any = None) -> None:
-    handles = list(axes.get_legend_handles_labels()[0]) if axes is not None else []
-    proxy = fig.axes[0].plot
-    for method in methods:
-        style = styles[method]
-        handles += proxy([], [], style.marker, color=style.colour, ms=5, mec=SURFACE, mew=0.5, label=method)
-    fig.legend(handles=handles, loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.4)
+def _legend(fig: Figure) -> None:
+    fig.legend(loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.4)

@@ -4,41 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from varprop.report.paper import ablations
-from varprop.report.style import samples_of
+from varprop.errors import InputError
+from varprop.evaluation.ablation import ABLATIONS
+from varprop.evaluation.methods import Method, named
 
-_SIZES = (2, 4, 64)  # the paper's two, and one that is as good as sampling gets
-_PER_LAYER = "Streamlining + per layer"
-
-
-def is_variant(method: str) -> bool:
-    """Whether it is one of the ablation's methods that the main table does not have."""
-    return method in ablations() and method not in ("CVP", "Streamlining")
+_SIZES = (2, 4, 64)  # the usual two, and one that is as good as sampling gets
+_VARIANTS = frozenset(ABLATIONS) - {"cvp", "streamlining"}
 
 
-def main(methods: Sequence[str]) -> tuple[str, ...]:
+def method_of(slug: str) -> Method:
+    """The method of a row; one of the user's own is called by its slug."""
+    try:
+        return named(slug)
+    except InputError:
+        return Method(slug, slug)
+
+
+def unvaried(slugs: Sequence[str]) -> tuple[str, ...]:
+    """For plots against time: all sizes of Monte Carlo, no variants of the ablation."""
+    return tuple(slug for slug in slugs if slug not in _VARIANTS)
+
+
+def main(slugs: Sequence[str]) -> tuple[str, ...]:
     """For the main table: a few sizes of Monte Carlo and no variants."""
-    sizes = {samples_of(method) for method in methods} - {None}
+    sizes = {method_of(slug).samples for slug in slugs} - {None}
     few = sizes & set(_SIZES) if len(sizes) > len(_SIZES) else sizes
-    return tuple(m for m in methods if not is_variant(m) and (samples_of(m) is None or samples_of(m) in few))
+    return tuple(slug for slug in unvaried(slugs) if method_of(slug).samples in few | {None})
 
 
-def unvaried(methods: Sequence[str]) -> tuple[str, ...]:
-    """For plots against time: all sizes of Monte Carlo, no variants."""
-    return tuple(m for m in methods if not is_variant(m))
-
-
-def sampled(methods: Sequence[str]) -> tuple[str, ...]:
+def sampled(slugs: Sequence[str]) -> tuple[str, ...]:
     """For the table of sample sizes: Monte Carlo from few to many samples, the mean network and CVP beside it."""
-    sizes = sorted((m for m in methods if samples_of(m) is not None), key=lambda m: samples_of(m) or 0)
-    return (*(m for m in methods if m == "mean"), *sizes, *(m for m in methods if m == "CVP")) if sizes else ()
+    sizes = sorted((slug for slug in slugs if method_of(slug).samples), key=lambda slug: method_of(slug).samples or 0)
+    return (*(s for s in slugs if s == "mean"), *sizes, *(s for s in slugs if s == "cvp")) if sizes else ()
 
 
-def ablated(methods: Sequence[str]) -> tuple[str, ...]:
-    """For the ablation table, in the paper's order; nothing if there are no variants."""
-    return tuple(m for m in ablations() if m in methods) if any(map(is_variant, methods)) else ()
+def ablated(slugs: Sequence[str]) -> tuple[str, ...]:
+    """For the ablation table, in its own order; nothing if there are no variants."""
+    return tuple(slug for slug in ABLATIONS if slug in slugs) if _VARIANTS & set(slugs) else ()
 
 
-def scaled(methods: Sequence[str]) -> tuple[str, ...]:
+def scaled(slugs: Sequence[str]) -> tuple[str, ...]:
     """For the figures of learned scales: those with one per layer, of the full methods."""
-    return tuple(m for m in methods if m == "CVP" or m == _PER_LAYER or m not in ablations())
+    return tuple(s for s in slugs if s in ("cvp", "streamlining-per-layer") or s not in ABLATIONS)
+
+
+def reference(slugs: Sequence[str]) -> str:
+    """The method that others are compared with: CVP, or the last one."""
+    return "cvp" if "cvp" in slugs else slugs[-1]

@@ -8,12 +8,12 @@ import math
 from typing import Any
 
 import numpy as np
+from matplotlib.image import imsave
 
 from varprop.evaluation.curves import Staircase, staircase
-from varprop.evaluation.files import Scores
-from varprop.evaluation.results import Examples, Results
+from varprop.evaluation.results import Examples, Results, Scores
 from varprop.report import lineup
-from varprop.report.style import Style, matplotlib
+from varprop.report.style import styles
 from varprop.report.summary import Summary
 
 MOST_IMAGES = 1000
@@ -21,17 +21,22 @@ MOST_IMAGES = 1000
 _ACROSS = 40  # images in a line of the sheet
 
 
-def panel(results: Results, summary: Summary, styles: dict[str, Style]) -> dict[str, Any]:
-    """Per experiment, seed and method: the steps from risk budget to threshold, and who is answered at each."""
-    found = [_experiment(results, summary, name, styles) for name in summary.experiments]
-    return {"experiments": [each for each in found if each["runs"]]}
+def panel(results: Results, summary: Summary) -> dict[str, Any] | None:
+    """Per experiment, seed and method: the steps from risk budget to threshold, and who is answered at each.
+
+    None where no row has held-out scores.
+    """
+    found = [_experiment(results, summary, name) for name in summary.experiments]
+    shown = [each for each in found if each["runs"]]
+    return {"experiments": shown} if shown else None
 
 
-def _experiment(results: Results, summary: Summary, name: str, styles: dict[str, Style]) -> dict[str, Any]:
+def _experiment(results: Results, summary: Summary, name: str) -> dict[str, Any]:
     examples = results.examples(name)
     shown = min(len(examples.images), MOST_IMAGES) if examples else 0
     runs: dict[str, dict[str, Any]] = {}
-    methods = lineup.main(summary.methods_in(name))
+    methods = lineup.main(summary.methods_in((name,)))
+    look = styles(summary.methods)
     for method in methods:
         for row in summary.of(name, method):
             scores = results.scores(row)
@@ -41,7 +46,8 @@ def _experiment(results: Results, summary: Summary, name: str, styles: dict[str,
     risks = [run["risk"][-1] for seed in runs.values() for run in seed.values()]
     return {
         "name": name,
-        "methods": [{"name": m, "role": styles[m].role} for m in methods],
+        "title": summary.title(name),
+        "methods": [{"slug": m, "title": lineup.method_of(m).title, "role": look[m].role} for m in methods],
         "seeds": sorted(runs, key=int),
         "slider": _slider(max(risks, default=0.05)),
         "sheet": _sheet(examples) if examples else None,
@@ -94,6 +100,6 @@ def _sheet(examples: Examples) -> dict[str, Any]:
     sheet = sheet.reshape(down, across, *images.shape[1:]).swapaxes(1, 2).reshape(down * height, across * width, -1)
     colours = sheet if sheet.shape[2] == 3 else sheet.repeat(3, axis=2)
     out = io.BytesIO()
-    matplotlib("matplotlib.image").imsave(out, colours, format="png", metadata={"Software": None})
+    imsave(out, colours, format="png", metadata={"Software": None})
     uri = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
     return {"uri": uri, "count": count, "across": across, "down": down, "width": width, "height": height}

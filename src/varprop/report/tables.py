@@ -1,175 +1,185 @@
-"""Which tables there are: results, averages and paired differences, beside the paper's numbers."""
+"""Tables: which there are, and how they are written as text, Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from varprop.report import lineup, paper
+import numpy as np
+import pandas as pd
+
+from varprop.report import lineup
 from varprop.report.columns import EXTENDED, MAIN, Column
-from varprop.report.formats import Cell, Stack, Table, heading
-from varprop.report.paper import Published
-from varprop.report.summary import Estimate, Summary, best
+from varprop.report.lineup import method_of
+from varprop.report.summary import Estimates, Scope, Summary, name_of
 
-__all__ = ["Cell", "Stack", "Table", "differences", "heading", "macro", "reference", "results", "signed", "stacked"]
+BEST, BETTER, WORSE, ASIDE = "best", "better", "worse", "aside"
+"""Marks of cells: the best of a column, a clear difference, what stands beside the numbers."""
 
-Beside = Callable[[str, str], Published | None]
-"""The paper's number of a method and a column's key."""
-
-
-def results(
-    summary: Summary,
-    experiment: str,
-    columns: Sequence[Column] | None = None,
-    methods: Sequence[str] | None = None,
-    *,
-    beside: Beside | None = None,
-) -> Table:
-    """Mean ± standard error over seeds of the methods in an experiment, beside the paper's where it has such a row."""
-    chosen = tuple(columns or summary.columns)
-    methods = summary.methods_in(experiment) if methods is None else methods
-    found = {c.key: {m: summary.estimate(experiment, m, c) for m in methods} for c in chosen}
-    title = f"{summary.title(experiment)}: mean ± standard error over {_seeds(len(summary.seeds(experiment)))}"
-    row, relation = summary.paper(experiment), summary.relation(experiment)
-    if beside is None and row is not None:
-        beside, title = functools.partial(paper.published, row), f"{title}; {relation}"
-    return _table(experiment, title, chosen, methods, found, beside)
-
-
-def macro(
-    summary: Summary,
-    columns: Sequence[Column] | None = None,
-    methods: Sequence[str] | None = None,
-    *,
-    experiments: Sequence[str] | None = None,
-    beside: Beside | None = None,
-) -> Table:
-    """The average over experiments; standard errors combined as if the experiments were independent.
-
-    If all of them belong to rows of the paper, the average of those rows is beside it.
-    """
-    chosen, over = tuple(columns or summary.columns), tuple(experiments or summary.experiments)
-    common = summary.everywhere(over)
-    methods = common if methods is None else tuple(m for m in methods if m in common)
-    found = {c.key: {m: summary.macro(m, c, over) for m in methods} for c in chosen}
-    title = f"average of {', '.join(map(summary.title, over))}"
-    rows = [row for row in map(summary.paper, over) if row is not None]
-    if beside is None and len(rows) == len(over):
-        title = f"{title}; beside the paper's average of the rows they are or stand in for"
-        beside = functools.partial(_average, rows)
-    return _table("average", title, chosen, methods, found, beside)
-
-
-def differences(
-    summary: Summary,
-    experiment: str,
-    to: str,
-    columns: Sequence[Column] | None = None,
-    methods: Sequence[str] | None = None,
-) -> Table:
-    """``to`` minus each other method, paired by seed. Nothing is best here."""
-    chosen = tuple(columns or summary.columns)
-    lines = tuple(
-        (method, tuple(Cell(summary.difference(experiment, to, method, c), signed(c)) for c in chosen))
-        for method in (methods or summary.methods_in(experiment))
-        if method != to
-    )
-    title = f"{summary.title(experiment)}: {to} minus each method, paired by seed"
-    return Table(title, chosen, lines, experiment)
-
-
-def stacked(summary: Summary) -> dict[str, Stack]:
-    """The tables of the paper, of all experiments at hand and their average: main, extended, sampling, ablation.
-
-    Where only some experiments belong to rows of the paper, these have an average of their own.
-    """
-    main, extended = (tuple(c for c in columns if c in summary.columns) for columns in (MAIN, EXTENDED))
-    pick = lineup.main
-    kinds = {"main": (main, pick), "extended": (extended, pick), "sampling": (main, lineup.sampled)}
-    found = {name: _stack(summary, columns, pick) for name, (columns, pick) in kinds.items()}
-    ablated = [
-        results(summary, e, main, m, beside=_nothing) for e in summary.experiments if (m := _ablated(summary, e))
-    ]
-    if len(ablated) > 1 and lineup.ablated(summary.everywhere()):
-        ablated.append(_ablation_average(summary, main))
-    found["ablation"] = Stack(tuple(ablated))
-    return {name: stack for name, stack in found.items() if stack.tables and stack.tables[0].columns}
-
-
-def _stack(summary: Summary, columns: tuple[Column, ...], pick: Callable[[Sequence[str]], tuple[str, ...]]) -> Stack:
-    chosen = [(e, pick(summary.methods_in(e))) for e in summary.experiments]
-    tables = [results(summary, e, columns, methods) for e, methods in chosen if methods]
-    if len(tables) == len(summary.experiments) > 1:
-        tables += [macro(summary, columns, pick(summary.everywhere(over)), experiments=over) for over in _sets(summary)]
-    return Stack(tuple(table for table in tables if table.lines))
-
-
-def _sets(summary: Summary) -> list[tuple[str, ...]]:
-    """What is averaged over: all experiments, and those that belong to the paper."""
-    ours = tuple(e for e in summary.experiments if summary.paper(e))
-    return [summary.experiments, *([ours] if 1 < len(ours) < len(summary.experiments) else [])]
-
-
-def _ablated(summary: Summary, experiment: str) -> tuple[str, ...]:
-    return lineup.ablated(summary.methods_in(experiment))
-
-
-def _ablation_average(summary: Summary, columns: tuple[Column, ...]) -> Table:
-    """Beside the paper's, which has the ablation for its six benchmarks together only."""
-    table = macro(summary, columns, lineup.ablated(summary.everywhere()), beside=paper.ablation)
-    return Table(f"{table.title}; beside the paper's average of its six benchmarks", columns, table.lines, table.name)
-
-
-def _average(rows: Sequence[str], method: str, key: str) -> Published | None:
-    found = [number for row in rows if (number := paper.published(row, method, key))]
-    if len(found) < len(rows):
-        return None
-    size = len(rows)
-    sem = math.sqrt(sum(number.sem**2 for number in found)) / size
-    return Published(sum(number.mean for number in found) / size, sem, found[0].digits)
-
-
-def _nothing(method: str, key: str) -> Published | None:
-    return None
-
-
-def reference(methods: Sequence[str]) -> str:
-    """The method that others are compared with: CVP, or the last one."""
-    return next((m for m in methods if m.lower() == "cvp"), methods[-1])
+_TEX = str.maketrans(
+    {
+        **{sign: rf"\{sign}" for sign in "&%_#"},
+        **{"Φ": r"$\Phi$", "±": r"$\pm$", "−": "$-$", "–": "--", "↑": r"$\uparrow$", "↓": r"$\downarrow$"},
+    }
+)
 
 
 @dataclass(frozen=True)
-class _Signed(Column):
-    def show(self, value: float) -> str:
-        return "–" if math.isnan(value) else f"{value:+.{self.digits}f}".replace("-", "−")
+class Table:
+    """One table of one experiment, or of their average."""
+
+    kind: str
+    """What it is about; tables of a kind go to one file."""
+    name: str
+    """The experiment, or ``average``."""
+    title: str
+    cells: pd.DataFrame
+    """Text as it is shown; the first column says what a line is about."""
+    marks: pd.DataFrame
+    """Of each cell, or nothing."""
+    numbers: pd.DataFrame
+    """The same with all digits and standard errors, for a CSV file."""
+    methods: tuple[str, ...] = ()
+    """Of each line; nothing where it is about none."""
+    units: tuple[str, ...] = ()
+    """Of each column but the first, where it holds numbers."""
+
+    def marked(self, forms: dict[str, str], signs: dict[int, str] | None = None) -> pd.DataFrame:
+        """The cells with their marks shown: ``forms`` has a pattern for a mark, ``signs`` replaces characters."""
+
+        def shown(text: str, mark: str) -> str:
+            return forms.get(mark, "{}").format(text.translate(signs or {})) if text else ""
+
+        lines = zip(self.cells.to_numpy(), self.marks.to_numpy(), strict=True)
+        found = [[shown(text, mark) for text, mark in zip(*line, strict=True)] for line in lines]
+        return pd.DataFrame(found, columns=[str(c).translate(signs or {}) for c in self.cells.columns])
+
+    def markdown(self) -> str:
+        return _tabulated(self.marked({BEST: "**{}**", ASIDE: "*{}*"}), "pipe")
+
+    def text(self) -> str:
+        return f"{self.title}\n{_tabulated(self.marked({BEST: '{} *'}), 'simple')}"
+
+    def latex(self) -> str:
+        """For the booktabs package."""
+        marked = self.marked({BEST: r"\textbf{{{}}}", ASIDE: r"\textit{{{}}}"}, _TEX)
+        body: str = marked.to_latex(index=False, escape=False, column_format="l" + "r" * (marked.shape[1] - 1))
+        return f"% {self.title}\n{body}"
 
 
-def signed(column: Column) -> Column:
-    """The same column for differences: with a sign."""
-    return _Signed(**vars(column))
+def _tabulated(cells: pd.DataFrame, form: str) -> str:
+    align = ("left", *["right"] * (cells.shape[1] - 1))
+    text: str = cells.to_markdown(index=False, tablefmt=form, disable_numparse=True, colalign=align)
+    return text
+
+
+def write(tables: Sequence[Table], folder: Path) -> None:
+    """A file of each format for every kind of table."""
+    for kind in dict.fromkeys(table.kind for table in tables):
+        chosen = [table for table in tables if table.kind == kind]
+        markdown = "\n\n".join(f"**{table.title}**\n\n{table.markdown()}" for table in chosen)
+        numbers = pd.concat([table.numbers for table in chosen])
+        written = {"md": markdown, "txt": "\n\n".join(table.text() for table in chosen)}
+        written |= {"tex": "\n".join(table.latex() for table in chosen)}
+        written |= {"csv": numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n")}
+        for suffix, text in written.items():
+            (folder / f"{kind}.{suffix}").write_text(f"{text.rstrip()}\n", encoding="utf-8")
+
+
+def words(kind: str, name: str, title: str, cells: pd.DataFrame, methods: Sequence[str] = ()) -> Table:
+    """A table of words, without marks."""
+    numbers = cells.rename(columns=lambda column: str(column).lower().replace(" ", "_"))
+    numbers.insert(0, "experiment", name)
+    marks = pd.DataFrame("", index=cells.index, columns=cells.columns)
+    return Table(kind, name, title, cells, marks, numbers, tuple(methods))
+
+
+def kinds(summary: Summary, scope: Scope) -> list[Table]:
+    """The tables of a scope: main, extended, sampling, ablation, and all that was measured in one experiment."""
+    there = summary.methods_in(scope)
+    chosen: dict[str, tuple[Sequence[Column], Sequence[str]]] = {
+        "main": (MAIN, lineup.main(there)),
+        "extended": (EXTENDED, lineup.main(there)),
+        "sampling": (MAIN, lineup.sampled(there)),
+        "ablation": (MAIN, lineup.ablated(there)),
+    }
+    if len(scope) == 1:
+        chosen["all"] = (summary.columns, there)
+    found = [results(summary, scope, kind, *what) for kind, what in chosen.items()]
+    return [table for table in found if table is not None]
+
+
+def results(
+    summary: Summary, scope: Scope, kind: str, columns: Sequence[Column], methods: Sequence[str]
+) -> Table | None:
+    """Mean ± standard error over seeds; None if nothing was measured."""
+    columns = [column for column in columns if column in summary.columns]
+    if not columns or not methods:
+        return None
+    found = summary.estimates(scope)
+    if len(scope) == 1:
+        seeds = len(summary.seeds(scope[0]))
+        title = f"{summary.title(scope[0])}: mean ± standard error over {seeds} seed{'s' * (seeds > 1)}"
+    else:
+        title = f"average of {', '.join(map(summary.title, scope))}"
+    return _table(kind, scope, title, found, columns, methods, _best)
+
+
+def differences(summary: Summary, scope: Scope, reference: str) -> Table | None:
+    """``reference`` minus each other method, paired by seed, marked where it is more than twice its standard error."""
+    others = [method for method in summary.methods_in(scope) if method != reference]
+    if not others:
+        return None
+    found = summary.differences(scope, reference)
+    title = f"{summary.title(scope[0])}: {method_of(reference).title} minus each method, paired by seed"
+    return _table("differences", scope, title, found, summary.columns, others, _judged, "+")
+
+
+def judge(mean: float, sem: float, higher: bool, errors: float) -> str:
+    """Better or worse by more than this many standard errors of the paired differences, or nothing."""
+    if not abs(mean) > errors * sem:  # NaN for a single seed
+        return ""
+    return BETTER if (mean > 0) == higher else WORSE
+
+
+_Marker = Callable[[pd.Series, pd.Series, Column], list[str]]
+
+
+def _best(mean: pd.Series, sem: pd.Series, column: Column) -> list[str]:
+    """Whose number is best, as it is shown: methods that look equal are all best. None if none differ.
+
+    The cheapest method is no finding: times have no best.
+    """
+    shown = mean.map(column.show)
+    if column.timed or shown[mean.notna()].nunique() < 2:
+        return [""] * len(mean)
+    top = shown[mean.idxmax() if column.higher else mean.idxmin()]
+    return [BEST if text == top else "" for text in shown]
+
+
+def _judged(mean: pd.Series, sem: pd.Series, column: Column) -> list[str]:
+    return [judge(m, s, column.higher, errors=2) for m, s in zip(mean, sem, strict=True)]
 
 
 def _table(
-    name: str,
+    kind: str,
+    scope: Scope,
     title: str,
-    columns: tuple[Column, ...],
+    found: Estimates,
+    columns: Sequence[Column],
     methods: Sequence[str],
-    found: dict[str, dict[str, Estimate]],
-    beside: Beside | None,
+    mark: _Marker,
+    sign: str = "",
 ) -> Table:
-    # The cheapest method is no finding: times have no best.
-    timed = [c.key for c in columns if c.key.startswith("cost.")]
-    top = {
-        c.key: frozenset() if c.key in timed else best({m: e.mean for m, e in found[c.key].items()}, c) for c in columns
-    }
-    lines = tuple(
-        (m, tuple(Cell(found[c.key][m], c, m in top[c.key], (beside or _nothing)(m, c.key)) for c in columns))
-        for m in methods
-    )
-    return Table(title, columns, lines, name)
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
+    name = name_of(scope)
+    mean, sem = found.mean.loc[list(methods)], found.sem.loc[list(methods)]
+    cells = pd.DataFrame({"Method": [method_of(method).title for method in methods]})
+    marks = pd.DataFrame({"Method": [""] * len(methods)})
+    numbers = pd.DataFrame({"experiment": name, "method": list(methods)})
+    for column in columns:
+        pairs = zip(mean[column.key], sem[column.key], strict=True)
+        cells[column.heading] = [column.show(m, s, sign) for m, s in pairs]
+        marks[column.heading] = mark(mean[column.key], sem[column.key], column)
+        numbers[[column.key, f"{column.key}_sem"]] = np.stack([mean[column.key], sem[column.key]], axis=1)
+    return Table(kind, name, title, cells, marks, numbers, tuple(methods), tuple(c.unit for c in columns))

@@ -24,8 +24,8 @@
     if (role) made.setAttribute("role", role);
     return made;
   };
-  const fill = (select, values, chosen) => {
-    select.replaceChildren(...values.map((value) => new Option(value, value, false, value === chosen)));
+  const fill = (select, values, chosen, titles = values) => {
+    select.replaceChildren(...values.map((value, i) => new Option(titles[i], value, false, value === chosen)));
   };
 
   // The last step whose held-out risk is within the budget; -1 if there is none. Rounding must not refuse a budget
@@ -42,16 +42,17 @@
     return low - 1;
   }
 
+  const titled = () => state.experiment.methods.find((method) => method.slug === state.method)?.title;
   const runs = () => state.experiment.runs[state.seed] || {};
 
   function row(method) {
     const line = element("tr");
-    line.dataset.method = method.name;
-    const name = element("th", method.name);
+    line.dataset.method = method.slug;
+    const name = element("th", method.title);
     name.scope = "row";
     name.style.setProperty("--series", `var(--${method.role})`);
     line.append(name);
-    const run = runs()[method.name];
+    const run = runs()[method.slug];
     if (!run) return message(line, "no held-out scores were kept");
     const step = stepFor(run, state.budget / 100);
     if (step < 0) {
@@ -104,10 +105,10 @@
     if (!run) return "";
     const step = stepFor(run, state.budget / 100);
     const budget = `${Number(state.budget.toFixed(4))} %`;
-    if (step < 0) return `${state.method} cannot keep a risk of ${budget} on the held-out data at any threshold.`;
+    if (step < 0) return `${titled()} cannot keep a risk of ${budget} on the held-out data at any threshold.`;
     const answered = run.answered[step];
     return (
-      `At a risk budget of ${budget}, ${state.method} answers ${answered} of ${run.examples} test examples ` +
+      `At a risk budget of ${budget}, ${titled()} answers ${answered} of ${run.examples} test examples ` +
       `(${percent(answered / run.examples, 1)}), ${count(run.errors[step])} of them wrong, ` +
       `and abstains on ${run.examples - answered}.`
     );
@@ -181,11 +182,11 @@
     const experiment = data.experiments.find((each) => each.name === name);
     state.experiment = experiment;
     state.all = false;
-    const methods = experiment.methods.map((method) => method.name);
-    if (!methods.includes(state.method)) state.method = methods.find((m) => m.toLowerCase() === "cvp") ?? methods.at(-1);
+    const methods = experiment.methods.map((method) => method.slug);
+    if (!methods.includes(state.method)) state.method = methods.includes("cvp") ? "cvp" : methods.at(-1);
     if (!experiment.seeds.includes(state.seed)) state.seed = experiment.seeds[0];
     fill(get("seed"), experiment.seeds, state.seed);
-    fill(get("gallery-method"), methods, state.method);
+    fill(get("gallery-method"), methods, state.method, experiment.methods.map((method) => method.title));
     slider.max = experiment.slider.max;
     slider.step = experiment.slider.step;
     if (experiment.sheet) section.style.setProperty("--sheet", `url(${experiment.sheet.uri})`);
@@ -215,7 +216,8 @@
   });
   get("experiment").addEventListener("change", (event) => setExperiment(event.target.value));
 
-  fill(get("experiment"), data.experiments.map((each) => each.name), state.experiment.name);
+  const names = data.experiments.map((each) => each.name);
+  fill(get("experiment"), names, state.experiment.name, data.experiments.map((each) => each.title));
   get("experiment-label").hidden = data.experiments.length < 2;
   section.hidden = false;
   setExperiment(state.experiment.name);

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 
-from varprop.evaluation.rows import Row
-from varprop.report.figures import Drawing, log_axis
-from varprop.report.style import INK, MUTED, PALETTE, figure
+from varprop.evaluation.results import Row
+from varprop.report.figures import Drawing
+from varprop.report.lineup import method_of
+from varprop.report.style import INK, PALETTE, figure, log_axis, reference_line
 
 ATTENTION, FEED_FORWARD, BOTH = "attention", "FFN", "geometric mean"
 PARTS = (ATTENTION, FEED_FORWARD, BOTH)
@@ -69,69 +70,55 @@ def geometric(values: Iterable[float]) -> float:
     return math.exp(sum(map(math.log, known)) / len(known)) if min(known) > 0 else math.nan
 
 
-def block_scales(rows: Sequence[Row], methods: Sequence[str]) -> Drawing | None:
+def block_scales(experiment: str, rows: Sequence[Row], methods: Sequence[str]) -> Drawing | None:
     """Learned α by block, a panel per method; the line is the geometric mean over seeds.
 
     The band is one standard deviation of log α. None where no row is of a transformer.
     """
-    found = {m: [b for row in rows if row.method == m and row.scales and (b := per_block(row.scales))] for m in methods}
-    found = {method: seeds for method, seeds in found.items() if seeds}
+    found = [
+        (row.method, place, part, math.log(alpha))
+        for method in methods
+        for row in rows
+        if row.method == method and row.scales and (blocks := per_block(row.scales))
+        for place, parts in blocks.items()
+        for part, alpha in parts.items()
+        if alpha > 0
+    ]
     if not found:
         return None
-    whole = figure(3.9 * len(found), 2.9)
-    grid = whole.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    values = [a for seeds in found.values() for b in seeds for parts in b.values() for a in parts.values() if a > 0]
-    panels, cells = [], []
-    for axes, (method, seeds) in zip(grid, found.items(), strict=True):
-        single = figure(3.9, 2.9)
-        lines = _lines(method, seeds)
-        for at in (axes, single.subplots()):
-            _draw(at, method, lines, values)
-        panels.append((f"Learned variance scale of {method} by block: {_spoken(lines)}", single))
-        cells += lines
-    for fig in (whole, *(single for _, single in panels)):
-        fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    alt = f"Learned variance scales by transformer block: {', '.join(found)}"
-    header = ("method", "place", "part", "alpha", "low", "high", "seeds")
-    return Drawing("blocks", "Learned variance scales by block", alt, whole, tuple(panels), header, tuple(cells))
+    logs = pd.DataFrame(found, columns=["method", "place", "part", "log"]).groupby(["method", "place", "part"], sort=False)
+    mean, spread = logs["log"].mean(), logs["log"].std().fillna(0)
+    data = np.exp(pd.DataFrame({"alpha": mean, "low": mean - spread, "high": mean + spread}))
+    data = data.assign(seeds=logs["log"].count()).reset_index()
+    shown = list(data["method"].unique())
+    fig = figure(3.9 * len(shown), 2.9)
+    for axes, method in zip(fig.subplots(1, len(shown), squeeze=False, sharey=True)[0], shown, strict=True):
+        log_axis(axes.yaxis, [data["alpha"].min(), data["alpha"].max(), 0.8, 1.25])
+        _draw(axes, data[data["method"] == method])
+        axes.set(title=method_of(method).title, xlabel="Block (P: last norm and pooler, L: logits)")
+        axes.set(ylabel="Variance scale α")
+    fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    both = data[data["part"] == BOTH]
+    told = [f"{method_of(m).title} {place}: {alpha:.2g}" for m, place, alpha in both[["method", "place", "alpha"]].values]
+    alt = f"Learned variance scales by transformer block, {', '.join(told)}"
+    return Drawing(experiment, "blocks", "Learned variance scales by block", alt, fig, data)
 
 
-def _lines(method: str, seeds: Sequence[dict[str, dict[str, float]]]) -> list[tuple[Any, ...]]:
-    """Method, place, part, geometric mean over seeds, band, number of seeds."""
-    lines = []
-    for place in seeds[0]:
-        for part in PARTS:
-            logs = np.log([b[place][part] for b in seeds if part in b.get(place, {})])
-            if len(logs):
-                mean, spread = logs.mean(), logs.std(ddof=1) if len(logs) > 1 else 0.0
-                band = (float(np.exp(mean + side * spread)) for side in (0, -1, 1))
-                lines.append((method, place, part, *band, len(logs)))
-    return lines
-
-
-def _draw(axes: Any, method: str, lines: Sequence[tuple[Any, ...]], values: Sequence[float]) -> None:
-    order = list(dict.fromkeys(line[1] for line in lines))
-    log_axis(axes.yaxis, [*values, 0.8, 1.25])
-    axes.axhline(1, color=MUTED, lw=0.9, ls=(0, (3, 2)), zorder=1)
+def _draw(axes: Axes, data: pd.DataFrame) -> None:
+    order = list(data["place"].unique())
+    reference_line(axes, y=1)
     for part in PARTS:
         role, marker, dashes = _LOOKS[part]
-        chosen = [line for line in lines if line[2] == part]
-        inside = [line for line in chosen if line[1].isdigit()]
+        chosen = data[data["part"] == part]
+        inside = chosen["place"].str.isdigit()
+        look = {"marker": marker, "ms": 4, "color": PALETTE[role], "zorder": 3}
         # Lines join the blocks; what is before and behind them stands alone.
-        for points, style in ((inside, dashes), *(([line], "") for line in chosen if line not in inside)):
-            x = [order.index(line[1]) for line in points]
-            mean, low, high = (np.array([line[i] for line in points]) for i in (3, 4, 5))
-            colour, label = PALETTE[role][0], part if points is inside else None
-            axes.plot(x, mean, marker=marker, ls=style or "none", ms=4, lw=1.4, color=colour, label=label, zorder=3)
-            if points is inside:
-                axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0, zorder=2)
-            else:
-                axes.vlines(x, low, high, color=colour, lw=3, alpha=0.25, zorder=2)
+        blocks, ends = chosen[inside], chosen[~inside]
+        x, at = ([order.index(place) for place in points["place"]] for points in (blocks, ends))
+        axes.plot(x, blocks["alpha"], ls=dashes, lw=1.4, label=part, **look)
+        axes.fill_between(x, blocks["low"], blocks["high"], color=PALETTE[role], alpha=0.15, lw=0, zorder=2)
+        axes.plot(at, ends["alpha"], ls="none", **look)
+        axes.vlines(at, ends["low"], ends["high"], color=PALETTE[role], lw=3, alpha=0.25, zorder=2)
     every = math.ceil(len(order) / 20)
     shown = [i for i, place in enumerate(order) if not place.isdigit() or int(place) % every == 0]
     axes.set_xticks(shown, [order[i] for i in shown], color=INK)
-    axes.set(title=method, xlabel="Block (P: last norm and pooler, L: logits)", ylabel="Variance scale α")
-
-
-def _spoken(lines: Sequence[tuple[Any, ...]]) -> str:
-    return ", ".join(f"{place} {alpha:.2g}" for _, place, part, alpha, *_ in lines if part == BOTH)

@@ -1,0 +1,84 @@
+"""The report as one HTML file: tables, figures and the operating-point panel. It asks for nothing from a network."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from varprop.report import lineup
+from varprop.report.figures import Drawing
+from varprop.report.lineup import method_of
+from varprop.report.style import PALETTE, settle, styles
+from varprop.report.summary import Summary
+from varprop.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some tables and figures of a section."""
+
+    title: str = ""
+    tables: Sequence[Table] = ()
+    drawings: Sequence[Drawing] = ()
+    folded: bool | None = None
+    """Whether a reader must unfold it; None for what cannot be folded."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter of the page."""
+
+    name: str
+    title: str
+    note: str = ""
+    parts: Sequence[Part] = ()
+    panel: dict[str, Any] | None = None
+
+
+def render(summary: Summary, sections: Sequence[Section]) -> str:
+    """The whole file."""
+    loader = jinja2.PackageLoader("varprop.report", "page")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    drawings = [drawing for section in sections for part in section.parts for drawing in part.drawings]
+    uris = {(drawing.experiment, drawing.name): _uri(drawing) for drawing in drawings}
+    roles = {slug: style.role for slug, style in styles(summary.methods).items()}
+    items = environment.get_template("items.html").module.items  # type: ignore[attr-defined]
+    return environment.get_template("template.html").render(
+        title=f"Results on {_listed([*map(summary.title, summary.experiments)])}",
+        lead=_lead(summary),
+        palette=PALETTE,
+        sections=sections,
+        items=lambda part: items(part, roles, uris),
+    )
+
+
+def _uri(drawing: Drawing) -> str:
+    """The figure as SVG. As an image of its own it shares no names or styles with the page."""
+    settle(drawing.figure)
+    out = io.BytesIO()
+    drawing.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _lead(summary: Summary) -> str:
+    shown = [method_of(slug).title for slug in lineup.main(summary.methods)]
+    more = len(summary.methods) - len(shown)
+    others = f" and {more} variant{'s' * (more > 1)} of these" if more else ""
+    counts = sorted({len(summary.seeds(experiment)) for experiment in summary.experiments})
+    several = f"{counts[0]} seeds each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    seeds = several if counts[-1] > 1 else "one seed: there are no standard errors"
+    return (
+        f"How well {len(summary.methods)} methods know when they are wrong, and what that costs: "
+        f"{_listed(shown)}{others}; {seeds}."
+    )

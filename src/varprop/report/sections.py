@@ -1,0 +1,146 @@
+"""The sections of a report: each a function of the results, which may have nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from varprop.evaluation.curves import reliability
+from varprop.evaluation.results import Results
+from varprop.report import figures, layers, lineup, tables
+from varprop.report.figures import Drawing
+from varprop.report.lineup import method_of
+from varprop.report.page import Part, Section
+from varprop.report.panel import panel
+from varprop.report.style import styles
+from varprop.report.summary import Scope, Summary
+
+Maker = Callable[[Results, Summary], Section | None]
+"""What makes a section; None where there is nothing to show."""
+
+CAPTIONS = {
+    "extended": "More metrics",
+    "sampling": "All sample sizes",
+    "ablation": "Ablation",
+    "all": "All metrics of all methods",
+}
+_FIRST = ("aurc", "accuracy", "c@1", "nll", "ece", "brier")  # the rest can be opened
+
+
+def outcomes(results: Results, summary: Summary) -> Section:
+    """The main table of each experiment and of their average; what else there is can be opened below it."""
+    parts = [part for scope in summary.scopes for part in outcome(summary, scope, tables.kinds(summary, scope))]
+    return Section("results", "Results", parts=parts)
+
+
+def outcome(summary: Summary, scope: Scope, found: Sequence[tables.Table]) -> list[Part]:
+    """The main table, under a title if there are several, and the others folded."""
+    title = summary.heading(scope) if len(summary.experiments) > 1 else ""
+    main = Part(title[:1].upper() + title[1:], tables=[table for table in found if table.kind not in CAPTIONS])
+    folded = [Part(CAPTIONS[table.kind], tables=[table], folded=True) for table in found if table.kind in CAPTIONS]
+    return [main, *folded, *(_differences(summary, scope[0]) if len(scope) == 1 else [])]
+
+
+def _differences(summary: Summary, experiment: str) -> list[Part]:
+    reference = lineup.reference(summary.methods_in((experiment,)))
+    found = tables.differences(summary, (experiment,), reference)
+    title = f"Paired differences to {method_of(reference).title}, coloured where above two standard errors"
+    return [Part(title, tables=[found], folded=True)] if found else []
+
+
+def operating_point(results: Results, summary: Summary) -> Section | None:
+    found = panel(results, summary)
+    return Section("operating-point", "Operating point", panel=found) if found else None
+
+
+def against_time(results: Results, summary: Summary) -> Section | None:
+    note = (
+        "One point per method, with its standard error over seeds. Green is where a method improves on the mean "
+        "network and on Monte Carlo sampling: none of these is both as fast and as good."
+    )
+    look, parts = styles(summary.methods), []
+    for experiment in summary.experiments:
+        columns = [column for column in summary.columns if not column.timed]
+        first = sorted((c for c in columns if c.key in _FIRST), key=lambda c: _FIRST.index(c.key))
+        for title, chosen in (("", first), ("more metrics", [c for c in columns if c not in first])):
+            drawn = [figures.pareto(summary, experiment, column, look) for column in chosen]
+            parts += figure_parts(summary, experiment, drawn, title)
+    return Section("pareto", "Reliability and time", note, parts) if parts else None
+
+
+def selective(results: Results, summary: Summary) -> Section | None:
+    note = (
+        "Curves: the risk of answering only the most confident part of the test set, averaged over seeds; the band is "
+        "the standard error of CVP. Diagrams: accuracy in 15 bins of confidence, on the diagonal if calibrated; grey "
+        "bars show how many examples lie in each bin."
+    )
+    look, parts = styles(summary.methods), []
+    for experiment in summary.experiments:
+        methods = lineup.main(summary.methods_in((experiment,)))
+        curves = figures.risk_coverage(experiment, [row for m in methods for row in summary.of(experiment, m)], look)
+        scores = {m: [s for row in summary.of(experiment, m) if (s := results.scores(row))] for m in methods}
+        # A confidence that is no probability has no reliability diagram.
+        claims = {m: [s["confidence"] for s in kept] for m, kept in scores.items() if kept}
+        units = [m for m, kept in claims.items() if all(((c >= 0) & (c <= 1)).all() for c in kept)]
+        errors = summary.estimates((experiment,)).mean.get("ece", pd.Series(dtype=float))
+        bins = {m: reliability(scores[m]) for m in units}
+        parts += figure_parts(summary, experiment, [curves, figures.reliability(experiment, bins, errors, look)])
+    return Section("selective", "Risk, coverage and calibration", note, parts) if parts else None
+
+
+def inside(results: Results, summary: Summary) -> Section | None:
+    note = (
+        "What calibration learned, by module: dots are seeds. And how near propagated moments are to those of sampled "
+        "networks, from the input to the output."
+    )
+    look, parts = styles(summary.methods), []
+    for experiment in summary.experiments:
+        rows, chosen = summary.of(experiment), lineup.scaled(summary.methods_in((experiment,)))
+        scales = layers.scales(experiment, [row for row in rows if row.method in chosen], look)
+        parts += figure_parts(summary, experiment, [scales, *layers.fidelity(experiment, rows, look)])
+    return Section("layers", "Inside the network", note, parts) if parts else None
+
+
+def figure_parts(
+    summary: Summary, experiment: str, drawings: Iterable[Drawing | None], more: str = ""
+) -> list[Part]:
+    """Figures of an experiment: open for the first one, folded for the others and for what is ``more``."""
+    found = [drawing for drawing in drawings if drawing is not None]
+    if not found:
+        return []
+    if len(summary.experiments) == 1 and not more:
+        return [Part(drawings=found)]
+    title = f"{summary.title(experiment)}: {more}" if more else summary.title(experiment)
+    return [Part(title, drawings=found, folded=bool(more) or experiment != summary.experiments[0])]
+
+
+def runs(results: Results, summary: Summary) -> Section:
+    """What all rows of an experiment agree on."""
+    parts = []
+    for experiment in summary.experiments:
+        rows = summary.of(experiment)
+        times = sorted(row.time for row in rows if row.time)
+        facts = {
+            "Seeds": ", ".join(map(str, summary.seeds(experiment))),
+            "Test examples": _each(f"{row.examples:,}" for row in rows),
+            "Settings": _shared([{k: v for k, v in row.config.items() if k != "title"} for row in rows]),
+            "Versions": _shared([row.versions for row in rows]),
+            "Revision": _each(row.revision or "" for row in rows),
+            "Run": " to ".join(dict.fromkeys((times[0], times[-1]))) if times else "",
+        }
+        cells = pd.DataFrame([(k, v) for k, v in facts.items() if v], columns=["Fact", "Value"])
+        parts.append(Part(tables=[tables.words("runs", experiment, summary.title(experiment), cells)]))
+    return Section("runs", "What was run", parts=parts)
+
+
+def _each(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def _shared(mappings: Sequence[Mapping[str, object]]) -> str:
+    first = mappings[0]
+    return ", ".join(f"{key} {first[key]}" for key in first if all(m.get(key) == first[key] for m in mappings))
+
+
+SECTIONS: tuple[Maker, ...] = (outcomes, operating_point, against_time, selective, inside, runs)
