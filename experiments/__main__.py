@@ -15,25 +15,24 @@ from rich.padding import Padding
 from experiments.experiment import Sources
 from experiments.layernorm import synthetic
 from experiments.notes import notes
+from experiments.paper.chapters import write_paper_report
+from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, row_named
 from experiments.search import search as try_all
 from experiments.search import trial_table
 from varprop.cli import shell
-from varprop.cli.app import report
 from varprop.cli.references import device_named, numbers, writable
 from varprop.cli.screen import show
 from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.errors import InputError
 from varprop.evaluation.methods import listed
-from varprop.report import Results
-from varprop.report.norms import SYNTHETIC
+from varprop.evaluation.results import Results
 
 FEWEST = 100
 """Of ``--limit``: a tenth is held out, and scales fitted on less say nothing at all."""
 
 app = shell.new_app("Reproduce the paper's experiments.")
-app.command(epilog="Example: python -m experiments report results/cifar10-vit")(report)
 
 DataFolder = Annotated[Path | None, typer.Option(help="Where the data set lies.")]
 Weights = Annotated[Path | None, typer.Option(help="File or folder of trained weights, for rows that start from some.")]
@@ -82,7 +81,7 @@ def reproduce(
     pipeline.say = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
     _run(pipeline, console)
     show(Results(folder), console)
-    report(folder)
+    _report(folder, None, console)
     console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 
 
@@ -111,6 +110,19 @@ def search(
     console.print(trial_table(experiment, trials), highlight=False)
 
 
+@app.command(epilog="Example: python -m experiments report results/cifar10-vit")
+def report(
+    folder: Annotated[Path, typer.Argument(help="A results folder.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the report; default: inside the results folder.")] = None,
+) -> None:
+    """The report of a results folder, with the paper's numbers, verdicts and figures."""
+    _report(folder, out, Console())
+
+
+def _report(folder: Path, out: Path | None, console: Console) -> None:
+    console.print(f"report: {write_paper_report(folder, out)}", highlight=False, soft_wrap=True)
+
+
 def _set_up(device: str, threads: int | None) -> None:
     device_named(device)
     if threads is not None:
@@ -135,9 +147,9 @@ def _run(pipeline: Pipeline, console: Console) -> None:
         pipeline.splits(pipeline.seeds[0])  # missing data is found before a folder is made for it
         writable(pipeline.folder)
     results = pipeline.run()
-    if not results.norms(SYNTHETIC):
+    if not kept_norms(results, SYNTHETIC):
         pipeline.say("comparing the rules for LayerNorm on synthetic inputs")
-        results.add_norms(SYNTHETIC, synthetic())
+        keep_norms(results, SYNTHETIC, synthetic())
 
 
 if __name__ == "__main__":

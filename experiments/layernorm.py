@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments.paper.norms import MOST, Norms
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
-from varprop.report.norms import MOST, Norms
 from varprop.rules import CVP, STREAMLINING, RuleSet
 
-RULES: dict[str, RuleSet] = {"CVP": CVP, "Streamlining": STREAMLINING}
+RULES: dict[str, RuleSet] = {"cvp": CVP, "streamlining": STREAMLINING}
 WIDTHS = (0.5, 2.0, 5.0, 10.0)
 """Of the uniform distributions that synthetic variances come from."""
 _CHUNK = 1 << 22  # numbers drawn at a time

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.pipeline import Pipeline
-from varprop.report import Results
+from varprop.evaluation.results import Results
 
 SHOWN = 3  # settings that differ, in a note
 
 
 def notes(pipeline: Pipeline) -> Iterator[str]:
-    yield from Results(pipeline.folder).problems
     done = [seed for seed in pipeline.seeds if not pipeline.missing(seed)]
     if len(done) == len(pipeline.seeds):
         return

@@ -16,18 +16,18 @@ from experiments.experiment import NOWHERE, Experiment, Sources, Splits
 from experiments.faults import ExperimentError
 from experiments.layernorm import traced
 from experiments.loading import PreparedBatches
+from experiments.paper.norms import keep_norms, kept_norms
 from experiments.recipes import Recipe
 from experiments.training import Lane, lane, train
 from varprop.evaluation.cost import Cost, relative_costs
-from varprop.evaluation.evaluate import evaluate_answers
+from varprop.evaluation.evaluate import evaluate_answers, measure, record
 from varprop.evaluation.fidelity import compare
-from varprop.evaluation.measure import measure, record
 from varprop.evaluation.methods import Method
+from varprop.evaluation.results import Results, Row
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.batches import read
 from varprop.prediction.predictors import MonteCarlo, Predictor, Propagated
-from varprop.report import Results, Row
 from varprop.rules import RuleSet
 
 THUMBNAILS = 600
@@ -174,8 +174,8 @@ class Pipeline:
             sampler = MonteCarlo(subject.model, subject.posterior, 128)
             row = replace(row, fidelity=[asdict(each) for each in compare(predictor.net, sampler, *args, **kwargs)])
             normed = any(isinstance(module, nn.LayerNorm) for module in subject.model.modules())
-            if normed and not results.norms(self.experiment.name):
-                results.add_norms(self.experiment.name, [traced(predictor.net, *args, **kwargs)])
+            if normed and not kept_norms(results, self.experiment.name):
+                keep_norms(results, self.experiment.name, [traced(predictor.net, *args, **kwargs)])
         return row, scores
 
     def _sampled(

@@ -16,8 +16,7 @@ from experiments.experiment import NOWHERE, Experiment, Sources
 from experiments.faults import ExperimentError
 from experiments.loading import PreparedBatches
 from experiments.training import Lane, lane, train
-from varprop.evaluation.evaluate import evaluate
-from varprop.evaluation.measure import revision
+from varprop.evaluation.evaluate import evaluate, revision
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo
 

@@ -32,8 +32,8 @@ MAY_IMPORT = {
     "prediction": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"},
     "calibration": {"errors", "moments", "rules", "posterior", "graph", "network", "prediction"},
     "evaluation": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"}
-    | {"prediction", "calibration", "report"},
-    "report": {"errors", "metrics", "evaluation"},
+    | {"prediction", "calibration"},
+    "report": {"errors", "evaluation"},
     "cli": {"errors", "optim", "rules", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +14,7 @@ from matplotlib.axes import Axes
 from varprop.evaluation.results import Row
 from varprop.report.figures import Drawing
 from varprop.report.lineup import method_of
-from varprop.report.style import INK, PALETTE, figure, log_axis, reference_line
+from varprop.report.style import IDEAL, INK, PALETTE, figure, log_axis
 
 ATTENTION, FEED_FORWARD, BOTH = "attention", "FFN", "geometric mean"
 PARTS = (ATTENTION, FEED_FORWARD, BOTH)
@@ -86,7 +88,9 @@ def block_scales(experiment: str, rows: Sequence[Row], methods: Sequence[str]) -
     ]
     if not found:
         return None
-    logs = pd.DataFrame(found, columns=["method", "place", "part", "log"]).groupby(["method", "place", "part"], sort=False)
+    logs = pd.DataFrame(found, columns=["method", "place", "part", "log"]).groupby(
+        ["method", "place", "part"], sort=False
+    )
     mean, spread = logs["log"].mean(), logs["log"].std().fillna(0)
     data = np.exp(pd.DataFrame({"alpha": mean, "low": mean - spread, "high": mean + spread}))
     data = data.assign(seeds=logs["log"].count()).reset_index()
@@ -99,19 +103,21 @@ def block_scales(experiment: str, rows: Sequence[Row], methods: Sequence[str]) -
         axes.set(ylabel="Variance scale α")
     fig.legend(*fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     both = data[data["part"] == BOTH]
-    told = [f"{method_of(m).title} {place}: {alpha:.2g}" for m, place, alpha in both[["method", "place", "alpha"]].values]
+    told = [
+        f"{method_of(m).title} {place}: {alpha:.2g}" for m, place, alpha in both[["method", "place", "alpha"]].values
+    ]
     alt = f"Learned variance scales by transformer block, {', '.join(told)}"
     return Drawing(experiment, "blocks", "Learned variance scales by block", alt, fig, data)
 
 
 def _draw(axes: Axes, data: pd.DataFrame) -> None:
     order = list(data["place"].unique())
-    reference_line(axes, y=1)
+    axes.axhline(1, **IDEAL)
     for part in PARTS:
         role, marker, dashes = _LOOKS[part]
         chosen = data[data["part"] == part]
         inside = chosen["place"].str.isdigit()
-        look = {"marker": marker, "ms": 4, "color": PALETTE[role], "zorder": 3}
+        look: dict[str, Any] = {"marker": marker, "ms": 4, "color": PALETTE[role], "zorder": 3}
         # Lines join the blocks; what is before and behind them stands alone.
         blocks, ends = chosen[inside], chosen[~inside]
         x, at = ([order.index(place) for place in points["place"]] for points in (blocks, ends))

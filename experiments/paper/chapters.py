@@ -13,14 +13,13 @@ from experiments.paper.norms import SYNTHETIC, errors, kept_norms, scatter
 from experiments.paper.published import benchmark_of, compared
 from experiments.paper.verdicts import order, verdict
 from varprop.evaluation.results import Results
-from varprop.report import lineup, sections, tables
+from varprop.report import lineup, sections, tables, write_report
 from varprop.report.columns import NAMED
 from varprop.report.figures import Drawing, against_time, draw_pareto
-from varprop.report.page import Part, Section
+from varprop.report.page import Group, Section
 from varprop.report.sections import SECTIONS, Maker
 from varprop.report.style import figure, styles
 from varprop.report.summary import Scope, Summary
-from varprop.report.writing import write_report
 
 AURC = NAMED["aurc"]
 
@@ -33,7 +32,7 @@ def write_paper_report(folder: str | os.PathLike[str], out: str | os.PathLike[st
 def outcomes(results: Results, summary: Summary) -> Section:
     """The tables with the paper's numbers; experiments that it has or that stand in have an average of their own."""
     drawn = teaser(summary)
-    parts = [Part(drawings=[drawn])] if drawn else []
+    parts = [Group(drawings=[drawn])] if drawn else []
     for scope in scopes(summary):
         chosen = [t for t in tables.kinds(summary, scope) if t.kind != "ablation" or scope in summary.scopes]
         parts += sections.outcome(summary, scope, [compared(summary, scope, table) for table in chosen])
@@ -54,8 +53,8 @@ def verdicts(results: Results, summary: Summary) -> Section | None:
     parts = []
     for title, judged in (("One against all", verdict), ("Order of the ablation", order)):
         found = [table for scope in summary.scopes if (table := judged(summary, scope)) is not None]
-        parts += [Part(title)] if found else []
-        parts += [Part(table.title, tables=[table], folded=table is not found[-1]) for table in found]
+        parts += [Group(title)] if found else []
+        parts += [Group(table.title, tables=[table], folded=table is not found[-1]) for table in found]
     return Section("verdicts", "Verdicts", note, parts) if parts else None
 
 
@@ -74,12 +73,12 @@ def inside(results: Results, summary: Summary) -> Section | None:
             scatter(experiment, norms, "LayerNorm of traced inputs"),
         ]
         parts += sections.figure_parts(summary, experiment, drawn)
-        parts += [Part("LayerNorm of traced inputs", tables=[errors(experiment, norms)], folded=True)] if norms else []
+        parts += [Group("LayerNorm of traced inputs", tables=[errors(experiment, norms)], folded=True)] if norms else []
     synthetic = kept_norms(results, SYNTHETIC)
     if synthetic:
         drawn = [scatter(SYNTHETIC, synthetic, "LayerNorm of synthetic inputs")]
         title = "LayerNorm of synthetic inputs"
-        parts.append(Part(title, [errors(SYNTHETIC, synthetic)], [d for d in drawn if d], folded=True))
+        parts.append(Group(title, [errors(SYNTHETIC, synthetic)], [d for d in drawn if d], folded=True))
     return Section("blocks", "Blocks and norms", note, parts) if parts else None
 
 

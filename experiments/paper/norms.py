@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -80,7 +81,7 @@ def _draw(axes: Axes, found: Norms, quantity: str) -> None:
     points, look = found.points[quantity], styles(list(found.rmse))
     for i, (rule, rmse) in enumerate(found.rmse.items(), start=1):
         # The first rule lies on top: it is nearer to the diagonal and covers less.
-        drawn = {"ms": 2.4, "mew": 0, "alpha": 0.5, "color": look[rule].colour, "zorder": 3 - i / 10}
+        drawn: dict[str, Any] = {"ms": 2.4, "mew": 0, "alpha": 0.5, "color": look[rule].colour, "zorder": 3 - i / 10}
         label = f"{method_of(rule).title}, RMSE {rmse[quantity]:.3g}"
         # As an image: thousands of points would make a page of megabytes.
         axes.plot(points[:, 0], points[:, i], look[rule].marker, label=label, rasterized=True, **drawn)
@@ -101,6 +102,8 @@ def errors(experiment: str, found: Sequence[Norms]) -> Table:
     ]
     names = ["experiment", "comparison", "rule", "rmse_mean", "rmse_var", "activations", "samples"]
     numbers = pd.DataFrame(lines, columns=names)
-    cells = numbers.drop(columns="experiment").map(lambda value: f"{value:,.4g}" if isinstance(value, float) else str(value))
+    cells = numbers.drop(columns="experiment").map(
+        lambda value: f"{value:,.4g}" if isinstance(value, float) else str(value)
+    )
     cells.columns = ["Comparison", "Rule", "RMSE of the mean", "RMSE of the variance", "Activations", "Samples"]
     return replace(words("norms", experiment, "LayerNorm's rules against sampling", cells), numbers=numbers)

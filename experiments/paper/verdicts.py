@@ -37,7 +37,9 @@ def verdict(summary: Summary, scope: Scope) -> Table | None:
     said = [text.partition(" (")[0] for text in cells.iloc[:, 1:].to_numpy().flat]
     count = Counter(said)
     tally = ", ".join(f"{count[word]} {word}" for word in (BETTER, SAME, WORSE, UNKNOWN) if count[word])
-    title = f"{summary.heading(scope)}: {method_of(reference).title} against each method: {tally or 'nothing in common'}"
+    title = (
+        f"{summary.heading(scope)}: {method_of(reference).title} against each method: {tally or 'nothing in common'}"
+    )
     return _marked(words("verdicts", name_of(scope), title, cells, others))
 
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from varprop.evaluation.rows import FORMAT
 
 from tests.report.made import make
 from varprop.cli import app, entry
 from varprop.cli.references import numbers
-from varprop.evaluation.rows import FORMAT
 
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 WHOLE = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: out\n"

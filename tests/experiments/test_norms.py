@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from varprop.report.norms import MOST
 
 import varprop as vp
 from experiments.layernorm import Norm, compare, synthetic, traced
 from varprop.errors import InputError
 from varprop.moments import Moments
-from varprop.report.norms import MOST
 
 pytestmark = pytest.mark.second
 

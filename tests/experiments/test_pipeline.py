@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from varprop.evaluation.rows import METRICS
 
 from experiments import pipeline
 from experiments.experiment import METHODS, Sources, Splits
@@ -16,7 +17,6 @@ from tests.models import posterior_of
 from varprop.errors import ResultsError
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.methods import listed, named
-from varprop.evaluation.rows import METRICS
 from varprop.prediction.predictors import MonteCarlo
 from varprop.report import Results
 

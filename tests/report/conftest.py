@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 
-from tests.report.made import make
-from varprop.report import Row, write_report
+from tests.report.synthetic_results import make
+from varprop.evaluation.results import Row
+from varprop.report import write_report
 
-METHODS = ("mean", "MC-4", "MC-8", "Streamlining", "CVP")
+METHODS = ("mean", "mc-4", "mc-8", "streamlining", "cvp")
 
 
 @pytest.fixture(scope="session")

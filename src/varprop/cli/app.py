@@ -19,13 +19,14 @@ from varprop.cli.screen import show, show_points
 from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
-from varprop.evaluation.measure import measure
+from varprop.evaluation.evaluate import measure
 from varprop.evaluation.methods import listed, title
+from varprop.evaluation.results import Results, read_results
 from varprop.network import coverage as covering
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import Propagated
-from varprop.report import Results, read_results, write_report
+from varprop.report import write_report
 from varprop.rules import NAMED
 
 app = shell.new_app("Calibrated uncertainty in one forward pass.")

@@ -16,11 +16,11 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.cli.references import writable
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
-from varprop.evaluation.measure import measure
+from varprop.evaluation.evaluate import measure
 from varprop.evaluation.methods import listed
+from varprop.evaluation.results import Results
 from varprop.optim import IVON
 from varprop.posterior import Posterior
-from varprop.report import Results
 
 NAME = "digits"
 METHODS = tuple(listed("mean,temperature,mc-2,mc-8,mc-64,streamlining,cvp"))

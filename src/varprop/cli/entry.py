@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-NEEDED = {"typer": "typer", "rich": "rich", "yaml": "pyyaml"}
+NEEDED = {"typer": "typer", "rich": "rich", "yaml": "pyyaml", "pandas": "pandas"}
 
 
 def main() -> None:

@@ -7,7 +7,11 @@ from rich.table import Table
 
 from varprop.errors import InputError
 from varprop.evaluation.curves import staircase
-from varprop.report import Results, Row, Summary, tables
+from varprop.evaluation.methods import title
+from varprop.evaluation.results import Results, Row
+from varprop.report import tables
+from varprop.report.summary import Summary
+from varprop.report.tables import BEST
 
 SHOWN = ("accuracy", "aurc", "c@1", "ece", "nll", "cost.plain")
 
@@ -15,13 +19,14 @@ SHOWN = ("accuracy", "aurc", "c@1", "ece", "nll", "cost.plain")
 def show(results: Results, console: Console) -> None:
     """The main columns of every experiment; the report has them all."""
     summary = Summary(results.rows)
+    columns = [column for column in summary.columns if column.key in SHOWN]
     for experiment in summary.experiments:
-        columns = [column for column in summary.columns if column.key in SHOWN]
-        table = tables.results(summary, experiment, columns)
-        shown = _table(table.title, *(f"{tables.heading(column, columns)} {column.arrow}" for column in columns))
-        for name, cells in table.lines:
-            shown.add_row(name, *(f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells))
-        console.print(shown)
+        found = tables.results(summary, (experiment,), "all", columns, summary.methods_in((experiment,)))
+        if found is not None:
+            table = _table(found.title, *(column.heading for column in columns))
+            for cells in found.marked({BEST: "[bold]{}[/bold]"}).to_numpy():
+                table.add_row(*cells)
+            console.print(table)
 
 
 def show_points(results: Results, risk: float, console: Console) -> None:
@@ -32,16 +37,17 @@ def show_points(results: Results, risk: float, console: Console) -> None:
         )
     summary = Summary(results.rows)
     for experiment in summary.experiments:
-        title = f"{experiment}: at most {100 * risk:g} % wrong"
-        table = _table(title, "seed", "threshold", "answered %", "of them wrong %")
-        for method in summary.methods_in(experiment):
+        table = _table(
+            f"{experiment}: at most {100 * risk:g} % wrong", "seed", "threshold", "answered %", "of them wrong %"
+        )
+        for method in summary.methods_in((experiment,)):
             for row in summary.of(experiment, method):
-                table.add_row(method, str(row.seed), *_point(results, row, risk))
+                table.add_row(title(method), str(row.seed), *_point(results, row, risk))
         console.print(table)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+def _table(heading: str, *columns: str) -> Table:
+    table = Table(title=heading, title_justify="left", title_style="bold")
     table.add_column("method", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right")

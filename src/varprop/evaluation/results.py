@@ -193,7 +193,7 @@ class Results:
         found = self.kept(f"examples/{row}")
         return Examples(found["images"], tuple(map(str, found["names"]))) if found else None
 
-    def publish(self, out: str | os.PathLike[str], keep: Callable[[Row], bool], *, thumbnails: int = 200) -> Results:
+    def publish(self, out: str | os.PathLike[str], keep: Callable[[Row], bool], *, thumbnails: int = 120) -> Results:
         """Write a copy that is small enough to share.
 
         It has all rows, scores per example only of those to ``keep``, confidences to a precision of 2⁻¹⁶, and the
@@ -204,7 +204,7 @@ class Results:
             raise ResultsError(f"{out} holds results already; choose an empty folder for the copy")
         for row in self.rows:
             scores = self.scores(row) if keep(row) else None
-            copy.add(row, scores and {name: _rounded(name, value) for name, value in scores.items()})
+            copy.add(row, scores and {name: _small(name, value) for name, value in scores.items()})
         for (name,) in self._select("SELECT name FROM arrays"):
             arrays = self.kept(name) or {}
             if name.startswith("examples/"):
@@ -240,7 +240,9 @@ class Results:
             raise ResultsError(f"cannot write to {self.folder}: {reason}; choose another folder") from error
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        return sqlite3.connect(f"{self.file.absolute().as_uri()}?mode={mode}", timeout=120, isolation_level=None, uri=True)
+        return sqlite3.connect(
+            f"{self.file.absolute().as_uri()}?mode={mode}", timeout=120, isolation_level=None, uri=True
+        )
 
 
 def read_results(folder: str | os.PathLike[str]) -> Results:
@@ -301,9 +303,12 @@ def _unpack(data: bytes, where: str) -> Scores:
         raise ResultsError(f"{where} are no whole npz file ({error}); run what they belong to again") from None
 
 
-def _rounded(name: str, value: np.ndarray) -> np.ndarray:
-    """Confidences with 16 bits behind the point, of which zlib makes about two bytes each."""
-    return (np.round(value * 2.0**16) / 2.0**16).astype(np.float32) if name.endswith("confidence") else value
+def _small(name: str, value: np.ndarray) -> np.ndarray:
+    """Confidences with 16 bits behind the point, of which zlib makes about two bytes each; whole numbers in few bytes."""
+    if name.endswith("confidence"):
+        return (np.round(value * 2.0**16) / 2.0**16).astype(np.float32)
+    whole = value.size and (value == np.floor(value)).all() and value.min() >= 0
+    return value.astype(np.min_scalar_type(int(value.max()))) if whole else value
 
 
 def _checked(row: Row, scores: Mapping[str, Any], where: str = "the scores") -> Scores:

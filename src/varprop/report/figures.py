@@ -47,8 +47,11 @@ def risk_coverage(experiment: str, rows: Sequence[Row], styles: dict[str, Style]
         style, strong = styles[method], method == "cvp"
         axes.plot(
             *(100 * risk.index, 100 * risk),
-            **{"ls": style.dashes, "color": style.colour, "label": method_of(method).title},
-            **{"lw": 2.2 if strong else 1.4, "zorder": 4 if strong else 3},
+            ls=style.dashes,
+            color=style.colour,
+            label=method_of(method).title,
+            lw=2.2 if strong else 1.4,
+            zorder=4 if strong else 3,
         )
         if strong:
             low, high = (100 * (risk + side * sem.loc[method]).clip(0) for side in (-1, 1))
@@ -107,7 +110,9 @@ def pareto(summary: Summary, experiment: str, column: Column, styles: dict[str, 
     fig = figure(3.9, 3.4)
     draw_pareto(fig.subplots(), points, column, styles)
     fig.legend(loc="outside lower center", ncols=3, handletextpad=0.3, columnspacing=1.4)
-    listed = "; ".join(f"{method_of(m).title} {column.show(y)} at {x:.2g}" for m, x, y in points[["time", "value"]].itertuples())
+    listed = "; ".join(
+        f"{method_of(m).title} {column.show(y)} at {x:.2g}" for m, x, y in points[["time", "value"]].itertuples()
+    )
     alt = f"{column.label} against relative time on {summary.title(experiment)}: {listed}"
     data = points.rename(columns={"value": column.key, "value_sem": f"{column.key}_sem"}).reset_index()
     return Drawing(experiment, f"pareto-{column.key.replace('@', '')}", f"{column.title} and time", alt, fig, data)
@@ -130,7 +135,9 @@ def draw_pareto(axes: Axes, points: pd.DataFrame, column: Column, styles: dict[s
     sampled = points[samples > 0].assign(samples=samples[samples > 0]).sort_values("samples")
     for slug, point in points[samples == 0].iterrows():
         style = styles[slug]
-        _mark(axes, point.to_frame().T, style.marker, style.colour, method_of(slug).title, 7.5 if slug == "cvp" else 6.5)
+        _mark(
+            axes, point.to_frame().T, style.marker, style.colour, method_of(slug).title, 7.5 if slug == "cvp" else 6.5
+        )
     if len(sampled):
         _mark(axes, sampled, "v-", PALETTE["mc2"], "Monte Carlo", 6)
         for x, y, size in sampled[["time", "value", "samples"]].itertuples(index=False):
@@ -145,8 +152,15 @@ def draw_pareto(axes: Axes, points: pd.DataFrame, column: Column, styles: dict[s
 def _mark(axes: Axes, points: pd.DataFrame, form: str, colour: str, label: str, size: float) -> None:
     axes.errorbar(
         *(points["time"], points["value"], points["value_sem"].fillna(0)),
-        **{"fmt": form, "color": colour, "label": label, "ms": size, "mec": SURFACE, "mew": 0.8},
-        **{"lw": 1.1, "elinewidth": 1.1, "zorder": 3},
+        fmt=form,
+        color=colour,
+        label=label,
+        ms=size,
+        mec=SURFACE,
+        mew=0.8,
+        lw=1.1,
+        elinewidth=1.1,
+        zorder=3,
     )
 
 

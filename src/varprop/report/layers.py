@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from varprop.evaluation.results import Row
 from varprop.report.figures import Drawing
 from varprop.report.lineup import method_of
-from varprop.report.style import INK, MUTED, SURFACE, Style, figure, log_axis, reference_line
+from varprop.report.style import IDEAL, INK, MUTED, SURFACE, Style, figure, log_axis
 
 _LONGEST = 34  # characters of a path that a narrow page has room for
 
@@ -30,12 +31,12 @@ def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Dr
     fig, axes = _list_of(paths)
     low, high = data["alpha"].min(), data["alpha"].max()
     log_axis(axes.xaxis, [low, high, 0.8, 1.25])
-    reference_line(axes, x=1)
+    axes.axvline(1, **IDEAL)
     for method, offset in zip(methods, _offsets(len(methods)), strict=True):
         style, chosen = styles[method], data[data["method"] == method]
         y = chosen["path"].map(paths.index) + offset
         axes.plot(chosen["alpha"], y, "o", ms=3.4, color=style.colour, alpha=0.35, mew=0, zorder=2)
-        look = {"ms": 5, "mec": SURFACE, "mew": 0.5, "zorder": 3, "label": method_of(method).title}
+        look: dict[str, Any] = {"ms": 5, "mec": SURFACE, "mew": 0.5, "zorder": 3, "label": method_of(method).title}
         axes.plot(chosen["geometric_mean"], y, style.marker, color=style.colour, **look)
     axes.set_xlabel("Variance scale α (1 = as propagated)", loc="right")
     _legend(fig)
@@ -49,7 +50,9 @@ def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> 
     if not entries:
         return []
     numbers = ["variance_ratio", "mean_error", "plain_error"]
-    grouped = pd.DataFrame(entries).reindex(columns=["method", "path", *numbers]).groupby(["method", "path"], sort=False)
+    grouped = (
+        pd.DataFrame(entries).reindex(columns=["method", "path", *numbers]).groupby(["method", "path"], sort=False)
+    )
     found = grouped[numbers].mean().join(grouped[numbers].sem().fillna(0).add_suffix("_sem"))
     ratio = "Propagated / sampled variance (1 = exact)"
     error = "Error of the mean (standard deviations), lower is better"
@@ -68,9 +71,10 @@ def _measured(
         return None
     paths = list(found.index.unique("path"))
     fig, axes = _list_of(paths)
+    look: dict[str, Any]
     if name == "variance_ratio":
         log_axis(axes.xaxis, [found[name].min(), found[name].max(), 0.8, 1.25])
-        reference_line(axes, x=1)
+        axes.axvline(1, **IDEAL)
     else:
         plain = found.groupby(level="path", sort=False)["plain_error"].first()
         look = {"ms": 8, "mew": 1.6, "color": MUTED, "zorder": 2, "label": "plain network"}

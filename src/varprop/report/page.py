@@ -19,7 +19,7 @@ from varprop.report.tables import Table
 
 
 @dataclass(frozen=True)
-class Part:
+class Group:
     """Some tables and figures of a section."""
 
     title: str = ""
@@ -36,7 +36,7 @@ class Section:
     name: str
     title: str
     note: str = ""
-    parts: Sequence[Part] = ()
+    parts: Sequence[Group] = ()
     panel: dict[str, Any] | None = None
 
 

@@ -100,6 +100,6 @@ def _sheet(examples: Examples) -> dict[str, Any]:
     sheet = sheet.reshape(down, across, *images.shape[1:]).swapaxes(1, 2).reshape(down * height, across * width, -1)
     colours = sheet if sheet.shape[2] == 3 else sheet.repeat(3, axis=2)
     out = io.BytesIO()
-    imsave(out, colours, format="png", metadata={"Software": None})
+    imsave(out, colours, format="png", metadata={"Software": ""})
     uri = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
     return {"uri": uri, "count": count, "across": across, "down": down, "width": width, "height": height}

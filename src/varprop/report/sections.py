@@ -11,7 +11,7 @@ from varprop.evaluation.results import Results
 from varprop.report import figures, layers, lineup, tables
 from varprop.report.figures import Drawing
 from varprop.report.lineup import method_of
-from varprop.report.page import Part, Section
+from varprop.report.page import Group, Section
 from varprop.report.panel import panel
 from varprop.report.style import styles
 from varprop.report.summary import Scope, Summary
@@ -34,19 +34,19 @@ def outcomes(results: Results, summary: Summary) -> Section:
     return Section("results", "Results", parts=parts)
 
 
-def outcome(summary: Summary, scope: Scope, found: Sequence[tables.Table]) -> list[Part]:
+def outcome(summary: Summary, scope: Scope, found: Sequence[tables.Table]) -> list[Group]:
     """The main table, under a title if there are several, and the others folded."""
     title = summary.heading(scope) if len(summary.experiments) > 1 else ""
-    main = Part(title[:1].upper() + title[1:], tables=[table for table in found if table.kind not in CAPTIONS])
-    folded = [Part(CAPTIONS[table.kind], tables=[table], folded=True) for table in found if table.kind in CAPTIONS]
+    main = Group(title[:1].upper() + title[1:], tables=[table for table in found if table.kind not in CAPTIONS])
+    folded = [Group(CAPTIONS[table.kind], tables=[table], folded=True) for table in found if table.kind in CAPTIONS]
     return [main, *folded, *(_differences(summary, scope[0]) if len(scope) == 1 else [])]
 
 
-def _differences(summary: Summary, experiment: str) -> list[Part]:
+def _differences(summary: Summary, experiment: str) -> list[Group]:
     reference = lineup.reference(summary.methods_in((experiment,)))
     found = tables.differences(summary, (experiment,), reference)
     title = f"Paired differences to {method_of(reference).title}, coloured where above two standard errors"
-    return [Part(title, tables=[found], folded=True)] if found else []
+    return [Group(title, tables=[found], folded=True)] if found else []
 
 
 def operating_point(results: Results, summary: Summary) -> Section | None:
@@ -102,17 +102,15 @@ def inside(results: Results, summary: Summary) -> Section | None:
     return Section("layers", "Inside the network", note, parts) if parts else None
 
 
-def figure_parts(
-    summary: Summary, experiment: str, drawings: Iterable[Drawing | None], more: str = ""
-) -> list[Part]:
+def figure_parts(summary: Summary, experiment: str, drawings: Iterable[Drawing | None], more: str = "") -> list[Group]:
     """Figures of an experiment: open for the first one, folded for the others and for what is ``more``."""
     found = [drawing for drawing in drawings if drawing is not None]
     if not found:
         return []
     if len(summary.experiments) == 1 and not more:
-        return [Part(drawings=found)]
+        return [Group(drawings=found)]
     title = f"{summary.title(experiment)}: {more}" if more else summary.title(experiment)
-    return [Part(title, drawings=found, folded=bool(more) or experiment != summary.experiments[0])]
+    return [Group(title, drawings=found, folded=bool(more) or experiment != summary.experiments[0])]
 
 
 def runs(results: Results, summary: Summary) -> Section:
@@ -130,7 +128,7 @@ def runs(results: Results, summary: Summary) -> Section:
             "Run": " to ".join(dict.fromkeys((times[0], times[-1]))) if times else "",
         }
         cells = pd.DataFrame([(k, v) for k, v in facts.items() if v], columns=["Fact", "Value"])
-        parts.append(Part(tables=[tables.words("runs", experiment, summary.title(experiment), cells)]))
+        parts.append(Group(tables=[tables.words("runs", experiment, summary.title(experiment), cells)]))
     return Section("runs", "What was run", parts=parts)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -32,6 +31,8 @@ PALETTE = {
     "other3": "#a83a2a",
     "other4": "#2f7f93",
 }
+IDEAL: dict[str, Any] = {"color": MUTED, "lw": 0.9, "ls": (0, (3, 2)), "zorder": 1}
+"""Of a line where numbers would be if all were ideal."""
 _MARKERS = {"cvp": "D", "mean": "o", "temperature": "^", "streamlining": "s"}
 _DASHES: tuple[Any, ...] = ((0, (1, 1.2)), (0, (3, 1.5)), (0, (6, 1.5)), "-")
 
@@ -74,7 +75,7 @@ def settle(figure: Figure) -> None:
     figure.set_layout_engine("none")
 
 
-def log_axis(axis: Axis, values: Sequence[float]) -> None:
+def log_axis(axis: XAxis | YAxis, values: Sequence[float]) -> None:
     """A logarithmic axis around the values, with plain numbers at powers of 2, 4 or 10."""
     low, high = min(values), max(values)
     pad = (high / low) ** 0.1 * 1.1
@@ -85,16 +86,10 @@ def log_axis(axis: Axis, values: Sequence[float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
-def reference_line(axes: Axes, *, x: float | None = None, y: float | None = None) -> None:
-    """Where a number would be if all were ideal."""
-    look: dict[str, Any] = {"color": MUTED, "lw": 0.9, "ls": (0, (3, 2)), "zorder": 1}
-    axes.axvline(x, **look) if x is not None else axes.axhline(y, **look)
-
-
 @contextmanager
 def drawing_style() -> Iterator[None]:
     """matplotlib's settings while figures are made and saved, whatever the user's are."""
-    settings = {
+    settings: dict[Any, Any] = {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],
         "font.size": 8.5,

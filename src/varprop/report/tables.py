@@ -20,7 +20,12 @@ BEST, BETTER, WORSE, ASIDE = "best", "better", "worse", "aside"
 _TEX = str.maketrans(
     {
         **{sign: rf"\{sign}" for sign in "&%_#"},
-        **{"Φ": r"$\Phi$", "±": r"$\pm$", "−": "$-$", "–": "--", "↑": r"$\uparrow$", "↓": r"$\downarrow$"},
+        "Φ": r"$\Phi$",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "–": "--",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
     }
 )
 

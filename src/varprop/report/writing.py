@@ -17,22 +17,14 @@ from varprop.report.style import drawing_style
 from varprop.report.summary import Summary
 
 
-def write_report(
-    folder: str | os.PathLike[str],
-    out: str | os.PathLike[str] | None = None,
-    sections: Sequence[Maker] = SECTIONS,
-) -> Path:
-    """Write the report of a results folder and return the path of its HTML file.
-
-    ``out`` is a folder, by default ``report`` in the results folder, or the name of an ``.html`` file. Figures (PNG,
-    PDF, CSV) and tables go to ``figures`` and ``tables`` beside the file, which itself needs none of them.
-    """
+def write(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None, sections: Sequence[Maker] | None) -> Path:
+    """What ``varprop.report.write_report`` does."""
     results = read_results(folder)
     target = results.folder / "report" if out is None else Path(out)
     target = target if target.suffix == ".html" else target / "report.html"
     summary = Summary(results.rows)
     with drawing_style():
-        made = [section for maker in sections if (section := maker(results, summary)) is not None]
+        made = [section for maker in sections or SECTIONS if (section := maker(results, summary)) is not None]
         text = render(summary, made)
         parts = [part for section in made for part in section.parts]
         try:
