@@ -10,10 +10,10 @@ import torch
 import transformers
 
 import varprop as vp
-from tests.report.made import make
+from tests.report.synthetic_results import make
 from varprop.cli import app
 from varprop.evaluation.methods import listed
-from varprop.report import Results
+from varprop.evaluation.results import Results
 
 pytestmark = [
     pytest.mark.second,
@@ -125,7 +125,7 @@ def test_bench(varprop, mine, monkeypatch):
 
 
 def test_report_and_operating_points(varprop, tmp_path, monkeypatch):
-    make(tmp_path / "results", methods=["mean", "CVP"], seeds=1, thumbnails=0)
+    make(tmp_path / "results", methods=["mean", "cvp"], seeds=1, thumbnails=0)
     found = varprop("report", tmp_path / "results", "--out", tmp_path / "out", "--risk", "0.05")
     assert found.code == 0, found.err
     assert (tmp_path / "out" / "report.html").is_file()
@@ -140,7 +140,7 @@ def test_report_and_operating_points(varprop, tmp_path, monkeypatch):
     chosen = scores["confidence"] >= threshold - 5e-5
     assert answered == pytest.approx(100 * chosen.mean(), abs=0.05)
     assert wrong == pytest.approx(100 * (1 - scores["correctness"][chosen]).mean(), abs=0.005)
-    rows = [replace(row, row="unlucky", scores=None) for row in results.rows]
+    rows = [replace(row, row="unlucky") for row in results.rows]
     wrong = {name: 0 * array for name, array in scores.items()}
     results.add(rows[0], wrong)
     results.add(rows[1])

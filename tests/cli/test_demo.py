@@ -6,7 +6,7 @@ import pytest
 
 from varprop.cli import app, demo
 from varprop.evaluation.methods import listed
-from varprop.report import Results
+from varprop.evaluation.results import Results
 
 pytestmark = [
     pytest.mark.second,

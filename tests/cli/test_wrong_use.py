@@ -1,15 +1,17 @@
 """Wrong uses: one line that says what and what to do, exit code 2, no traceback."""
 
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
-from varprop.evaluation.rows import FORMAT
 
-from tests.report.made import make
+from tests.report.synthetic_results import make
 from varprop.cli import app, entry
 from varprop.cli.references import numbers
+from varprop.evaluation.results import FORMAT
 
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 WHOLE = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: out\n"
@@ -133,29 +135,18 @@ def test_results_folders(refused, tmp_path):
 
 
 @pytest.mark.second
-def test_a_half_written_row(varprop, refused, tmp_path):
-    make(tmp_path, methods=["mean"], seeds=2, thumbnails=0)
-    rows = tmp_path / "rows.jsonl"
-    whole = rows.read_text()
-    rows.write_text(whole[:-40])  # what a kill leaves: the whole rows count
-    assert varprop("report", tmp_path).code == 0
-    lines = whole.splitlines()
-    rows.write_text("\n".join([lines[0][:-40], *lines[1:]]) + "\n")  # what no kill leaves
-    assert "rows.jsonl, line 1 is not JSON; delete that line and run what it held again" in refused("report", tmp_path)
-    rows.write_text(whole)
-    next((tmp_path / "scores").iterdir()).write_bytes(b"half")
-    assert "run what it held again" in refused("report", tmp_path)
-
-
-@pytest.mark.second
-def test_results_of_another_version(refused, mine):
-    make(mine / "results", methods=["mean"], seeds=1, thumbnails=0)
-    rows = mine / "results" / "rows.jsonl"
-    rows.write_text(rows.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
-    hint = "has format 99, this varprop reads format 1; use the varprop that wrote it, or another folder"
+def test_results_that_are_damaged_or_of_another_version(refused, mine):
+    file = make(mine / "results", methods=["mean"], seeds=1, thumbnails=0).file
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("UPDATE rows SET scores = x'00'")
+        assert "run what they belong to again" in refused("report", "results")
+        db.execute("PRAGMA user_version = 99")
+    hint = f"has format 99, this varprop reads format {FORMAT}; use the varprop that wrote it, or another folder"
     assert hint in refused("report", "results")
     assert hint in refused("evaluate", *MINE, *DATA, "--out", "results")
     assert hint in refused("demo", "--out", "results")
+    file.write_bytes(b"half of it")
+    assert "results/results.db: file is not a database; give a results folder" in refused("report", "results")
 
 
 def test_no_permission(refused, mine, monkeypatch):

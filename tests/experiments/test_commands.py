@@ -1,7 +1,9 @@
 """reproduce and search, on an experiment that takes no time."""
 
 import json
+import sqlite3
 import warnings
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,11 +14,11 @@ from experiments import pipeline, search, training
 from experiments import rows as registry
 from experiments.faults import DataError
 from experiments.models.weights import fill
+from experiments.paper.norms import Norms, kept_norms
 from experiments.recipes import Schedule
 from tests.experiments.synthetic import RECIPE, experiment, splits
-from varprop.cli import app as commands
 from varprop.evaluation.methods import named
-from varprop.report import Norms, Results
+from varprop.evaluation.results import FILE, Results
 
 pytestmark = [
     pytest.mark.second,
@@ -28,7 +30,7 @@ NORMS = Norms(
     "Σ ~ U(0, 1)",
     samples=10,
     activations=4,
-    rmse={"CVP": {"mean": 0.1, "var": 0.2}},
+    rmse={"cvp": {"mean": 0.1, "var": 0.2}},
     points={name: torch.ones(4, 2).numpy() for name in ("mean", "var")},
 )
 
@@ -44,7 +46,7 @@ def rows(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "ROWS", found)
     monkeypatch.setattr(pipeline, "relative_costs", lambda methods, *_: {m.slug: COSTS["mean"] for m in methods})
     monkeypatch.setattr(program, "synthetic", lambda: [NORMS])
-    monkeypatch.setattr(commands, "write_report", lambda folder, out: folder / "report" / "report.html")
+    monkeypatch.setattr(program, "write_paper_report", lambda folder, out: folder / "report" / "report.html")
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -66,7 +68,7 @@ def test_reproduce(experiments, rows):
     found = experiments("reproduce", "squares", "--seeds", "0,2")
     assert found.code == 0, found.err
     assert kept("results/squares") == [("mean", 0), ("mc-2", 0), ("mean", 2), ("mc-2", 2)]
-    assert Results("results/squares").norms("synthetic")[0].title == "Σ ~ U(0, 1)"
+    assert kept_norms(Results("results/squares"), "synthetic")[0].title == "Σ ~ U(0, 1)"
     for text in ("note: on a CPU this takes many hours", "timing compiled passes", "synthetic inputs", "AURC"):
         assert text in found.out
     assert "report: results/squares/report/report.html" in found.out
@@ -107,13 +109,12 @@ def test_rows_of_other_settings(experiments, rows):
     assert "; 1 more)" in text or "; 2 more)" in text
 
 
-def test_a_row_that_was_cut_short(experiments, rows):
+def test_a_row_that_is_missing(experiments, rows):
     experiments("reproduce", "squares")
-    file = Results("results/squares").folder / "rows.jsonl"
-    file.write_text(file.read_text()[:-40])
+    with closing(sqlite3.connect(Results("results/squares").file, isolation_level=None)) as db:
+        db.execute("DELETE FROM rows WHERE method = 'mc-2'")
     found = experiments("reproduce", "squares")
     assert found.code == 0, found.err
-    assert "note: results/squares/rows.jsonl, line 2 was cut short and is skipped" in found.out
     assert "seed 0: MC-2" in found.out
     assert "seed 0: mean" not in found.out
     assert kept("results/squares") == [("mean", 0), ("mc-2", 0)]
@@ -249,7 +250,8 @@ def test_a_checkpoint_of_another_architecture(refused, rows):
 def test_results_of_another_version(refused, rows):
     folder = Results("results/squares").folder
     folder.mkdir(parents=True)
-    (folder / "rows.jsonl").write_text(json.dumps({"format": 99}) + "\n")
+    with closing(sqlite3.connect(folder / FILE)) as db:
+        db.execute("PRAGMA user_version = 99")
     assert "has format 99" in refused("reproduce", "squares")
 
 

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from varprop.report.norms import MOST
 
 import varprop as vp
 from experiments.layernorm import Norm, compare, synthetic, traced
+from experiments.paper.norms import MOST
 from varprop.errors import InputError
 from varprop.moments import Moments
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.second
 def test_the_rule_follows_sampling_and_the_linearised_one_drifts_away():
     found = synthetic(0, features=96, vectors=24, samples=1000)
     assert [each.title for each in found] == ["Σ ~ U(0, 0.5)", "Σ ~ U(0, 2)", "Σ ~ U(0, 5)", "Σ ~ U(0, 10)"]
-    linear = [each.rmse["Streamlining"] for each in found]
+    linear = [each.rmse["streamlining"] for each in found]
     for each, other in zip(found, linear, strict=True):
-        ours = each.rmse["CVP"]
+        ours = each.rmse["cvp"]
         assert ours["mean"] < 0.05
         assert ours["var"] < 0.1
         assert other["mean"] > 3 * ours["mean"]
@@ -67,15 +67,15 @@ def test_norms_inside_a_network():
     found = traced(net, x, samples=400)
     assert found.title == "Block"
     assert found.activations == 2 * 40 * 32
-    assert found.rmse["CVP"]["mean"] < found.rmse["Streamlining"]["mean"]
-    assert found.rmse["CVP"]["var"] < found.rmse["Streamlining"]["var"]
+    assert found.rmse["cvp"]["mean"] < found.rmse["streamlining"]["mean"]
+    assert found.rmse["cvp"]["var"] < found.rmse["streamlining"]["var"]
     assert traced(net, x, samples=400).rmse == found.rmse
     # The scale in front of a norm is part of what the norm gets.
     with torch.no_grad():
         for name, log_alpha in net.scale.items():
             if "norm" in name or "last" in name:
                 log_alpha.fill_(2.0)
-    assert traced(net, x, samples=400).rmse["Streamlining"]["var"] > 2 * found.rmse["Streamlining"]["var"]
+    assert traced(net, x, samples=400).rmse["streamlining"]["var"] > 2 * found.rmse["streamlining"]["var"]
 
 
 def test_a_network_without_norms_is_refused():

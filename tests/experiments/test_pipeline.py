@@ -6,19 +6,19 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from varprop.evaluation.rows import METRICS
 
 from experiments import pipeline
 from experiments.experiment import METHODS, Sources, Splits
 from experiments.faults import DataError, ExperimentError
+from experiments.paper.norms import kept_norms
 from experiments.pipeline import Pipeline
 from tests.experiments.synthetic import FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
 from varprop.errors import ResultsError
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.methods import listed, named
+from varprop.evaluation.results import METRICS, Results
 from varprop.prediction.predictors import MonteCarlo
-from varprop.report import Results
 
 # Twelve steps of training and two of calibration are enough to see that they happen, and no more.
 pytestmark = [
@@ -105,8 +105,8 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
     check_scales({row.method: row for row in results.rows})
     assert results.examples("squares").images.shape == (48, 8, 8)
     assert results.examples("squares").names == ("left", "right", "below")
-    (traced,) = results.norms("squares")
-    assert set(traced.rmse) == {"CVP", "Streamlining"}
+    (traced,) = kept_norms(results, "squares")
+    assert set(traced.rmse) == {"cvp", "streamlining"}
 
     before = contents(results)
     again, said = make(tmp_path, of=every_method())
@@ -269,7 +269,7 @@ def test_a_network_without_layer_norms_has_no_comparison_of_them(tmp_path):
 
     results = run(tmp_path, of=experiment(methods=(named("cvp"),), model=plain))
     assert results.rows[0].fidelity
-    assert results.norms("squares") == ()
+    assert kept_norms(results, "squares") == ()
 
 
 def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):

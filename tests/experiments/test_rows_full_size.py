@@ -35,7 +35,7 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     model, posterior = run.trained(0)  # read back
     assert sum(parameter.numel() for parameter in model.parameters()) == weights
     assert posterior.keys() == dict(model.named_parameters()).keys()
-    text = tables.results(Summary(results.rows), name).text()
+    text = tables.kinds(Summary(results.rows), (name,))[0].text()
     assert text.startswith(ROWS[name].title)
     assert all(method.title in text for method in synthetic_rows.METHODS)
     scales = results.rows[1].scales

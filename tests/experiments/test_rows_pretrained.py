@@ -48,7 +48,7 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     propagated = results.rows[1]
     assert "(output)" in propagated.scales
     assert any(scale != 1 for scale in propagated.scales.values())
-    text = tables.results(Summary(results.rows), name).text()
+    text = tables.kinds(Summary(results.rows), (name,))[0].text()
     assert all(method.title in text for method in METHODS)
     assert text.startswith(ROWS[name].title)
 

@@ -304,7 +304,7 @@ def _unpack(data: bytes, where: str) -> Scores:
 
 
 def _small(name: str, value: np.ndarray) -> np.ndarray:
-    """Confidences with 16 bits behind the point, of which zlib makes about two bytes each; whole numbers in few bytes."""
+    """Confidences with 16 bits behind the point, which compress to two bytes or so; whole numbers in few bytes."""
     if name.endswith("confidence"):
         return (np.round(value * 2.0**16) / 2.0**16).astype(np.float32)
     whole = value.size and (value == np.floor(value)).all() and value.min() >= 0
