@@ -213,14 +213,15 @@ class Results:
         return copy
 
     def _select(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        if not self.file.exists():
-            return []
         try:
+            self.file.stat()
             with closing(self._connect("rw")) as db:  # not "ro": what a kill left half-written is rolled back
                 _check_version(db, self.file)
                 return db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise ResultsError(f"cannot read {self.file}: {error}; give a results folder") from error
+        except FileNotFoundError:
+            return []
+        except (OSError, sqlite3.Error) as error:
+            raise ResultsError(f"cannot read {self.file}: {_reason(error)}; give a results folder") from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -236,8 +237,7 @@ class Results:
                 yield db
                 db.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ResultsError(f"cannot write to {self.folder}: {reason}; choose another folder") from error
+            raise ResultsError(f"cannot write to {self.folder}: {_reason(error)}; choose another folder") from error
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         return sqlite3.connect(
@@ -253,6 +253,10 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
     if not results.rows:
         raise ResultsError(f"{folder} holds no results: {FILE} is missing or empty; run an evaluation into it first")
     return results
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
 
 
 def _check_version(db: sqlite3.Connection, file: Path) -> None:
