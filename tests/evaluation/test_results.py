@@ -91,6 +91,7 @@ def writer(folder, method, count):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.second
 def test_after_a_kill_every_row_that_is_there_is_whole(tmp_path):
     with writer(tmp_path, "cvp", 10_000) as process:
         assert process.stdout.readline() == "0\n"
@@ -104,6 +105,7 @@ def test_after_a_kill_every_row_that_is_there_is_whole(tmp_path):
     assert ROW in results.rows
 
 
+@pytest.mark.second
 def test_processes_can_share_a_folder(tmp_path):
     running = [writer(tmp_path, method, 5) for method in ("a", "b")]
     for process in running:
@@ -221,26 +223,3 @@ def test_examples(tmp_path):
     for wrong in (images.astype(float), images[0], np.zeros((1, 2, 2, 4), np.uint8)):
         with pytest.raises(ResultsError, match="must be uint8"):
             results.add_examples(wrong, row="digits")
-
-
-def test_a_published_copy_has_all_rows_and_few_scores(tmp_path):
-    results = Results(tmp_path / "all")
-    rng = np.random.default_rng(0)
-    for method in ("mean", "cvp"):
-        for seed in range(2):
-            arrays = {"confidence": rng.random(4).astype(np.float32), "correctness": np.array([1.0, 0, 1, 1])}
-            results.add(Row("d", method, seed, 4, {"accuracy": 0.5}, curve=CURVE), arrays)
-    results.add_examples(np.zeros((5, 2, 2), np.uint8), ["zero"], row="d")
-    results.keep("more", {"numbers": np.arange(3)})
-    copy = results.publish(tmp_path / "copy", lambda row: row.key == ("d", "cvp", 0), thumbnails=3)
-    assert copy.rows == results.rows
-    (kept,) = [row for row in copy.rows if copy.scores(row)]
-    ours, theirs = results.scores(kept), copy.scores(kept)
-    assert kept.key == ("d", "cvp", 0)
-    np.testing.assert_allclose(theirs["confidence"], ours["confidence"], atol=2**-17)
-    np.testing.assert_array_equal(theirs["correctness"], ours["correctness"])
-    assert copy.examples("d").images.shape == (3, 2, 2)
-    assert copy.kept("more")["numbers"].tolist() == [0, 1, 2]
-    for folder in ("all", "copy"):
-        with pytest.raises(ResultsError, match="holds results already; choose an empty folder"):
-            results.publish(tmp_path / folder, bool)

@@ -193,24 +193,10 @@ class Results:
         found = self.kept(f"examples/{row}")
         return Examples(found["images"], tuple(map(str, found["names"]))) if found else None
 
-    def publish(self, out: str | os.PathLike[str], keep: Callable[[Row], bool], *, thumbnails: int = 120) -> Results:
-        """Write a copy that is small enough to share.
-
-        It has all rows, scores per example only of those to ``keep``, confidences to a precision of 2⁻¹⁶, and the
-        first ``thumbnails`` of each experiment.
-        """
-        copy = Results(out)
-        if copy.folder.resolve() == self.folder.resolve() or copy.rows:
-            raise ResultsError(f"{out} holds results already; choose an empty folder for the copy")
-        for row in self.rows:
-            scores = self.scores(row) if keep(row) else None
-            copy.add(row, scores and {name: _small(name, value) for name, value in scores.items()})
-        for (name,) in self._select("SELECT name FROM arrays"):
-            arrays = self.kept(name) or {}
-            if name.startswith("examples/"):
-                arrays = arrays | {"images": arrays["images"][:thumbnails]}
-            copy.keep(name, arrays)
-        return copy
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what ``keep`` was given."""
+        return tuple(name for (name,) in self._select("SELECT name FROM arrays ORDER BY rowid"))
 
     def _select(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
@@ -305,14 +291,6 @@ def _unpack(data: bytes, where: str) -> Scores:
             return {name: file[name] for name in file.files}
     except (ValueError, TypeError, AttributeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ResultsError(f"{where} are no whole npz file ({error}); run what they belong to again") from None
-
-
-def _small(name: str, value: np.ndarray) -> np.ndarray:
-    """Confidences with 16 bits behind the point, which compress to two bytes or so; whole numbers in few bytes."""
-    if name.endswith("confidence"):
-        return (np.round(value * 2.0**16) / 2.0**16).astype(np.float32)
-    whole = value.size and (value == np.floor(value)).all() and value.min() >= 0
-    return value.astype(np.min_scalar_type(int(value.max()))) if whole else value
 
 
 def _checked(row: Row, scores: Mapping[str, Any], where: str = "the scores") -> Scores:

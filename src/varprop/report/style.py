@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -89,33 +90,6 @@ def log_axis(axis: XAxis | YAxis, values: Sequence[float]) -> None:
 @contextmanager
 def drawing_style() -> Iterator[None]:
     """matplotlib's settings while figures are made and saved, whatever the user's are."""
-    settings: dict[Any, Any] = {
-        "font.family": "sans-serif",
-        "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],
-        "font.size": 8.5,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": MUTED,
-        "axes.linewidth": 0.8,
-        "axes.titlesize": 9.5,
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.unicode_minus": False,
-        "grid.color": FAINT,
-        "grid.linewidth": 0.6,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "varprop",
-    }
     with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(settings)
+        mpl.rc_file(Path(__file__).with_name("page") / "figures.mplstyle")
         yield
