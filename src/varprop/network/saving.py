@@ -21,7 +21,7 @@ import varprop
 from varprop.errors import NetworkFileError, PosteriorError
 from varprop.graph.export import Output
 from varprop.graph.walk import scale_path
-from varprop.network import architecture, calls
+from varprop.network import rebuilding, calls
 from varprop.network.folder import CONFIG, FORMAT, VERSION, WEIGHTS, claim, entry, read_config, read_tensors, write
 from varprop.posterior.tensors import checked
 from varprop.rules import NAMED, RuleSet
@@ -62,14 +62,14 @@ def load(
         chosen, known = _rules(config, rules), [calls.decode(item) for item in entry(config, "calls", list)]
         selected = _output(config, output)
         record = entry(config, "architecture", dict)
-        built = architecture.rebuild(record) if model is None else model
+        built = rebuilding.rebuild(record) if model is None else model
         roles = _roles(read_tensors(folder, config, device))
         if read_config(folder) != config:  # another process saved a network there in the meantime
             return load(kind, path, model, rules, output, device)
         _check(config, roles)
-        architecture.check(built, record, roles["mean"], roles["buffer"])
+        rebuilding.check(built, record, roles["mean"], roles["buffer"])
         if model is None:
-            architecture.fill(built, roles["mean"], roles["buffer"])
+            rebuilding.fill(built, roles["mean"], roles["buffer"])
     net = kind.__new__(kind)
     net._set_up(built, chosen, selected)
     _fill(net, roles, config["scales"])
