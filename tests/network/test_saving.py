@@ -14,7 +14,7 @@ from torch import nn
 
 import varprop as vp
 from tests.models import make, posterior_of
-from varprop.graph.walk import scale_path
+from varprop.graph.registry import scale_path
 
 LOADER = """
 import sys, torch

@@ -12,8 +12,7 @@ import varprop as vp
 from tests.models import posterior_of
 from tests.network.saved import Net, network
 from varprop.errors import NetworkFileError
-from varprop.network import folder as folders
-from varprop.network import saving as storage
+from varprop.network import saving
 
 
 def test_float16_is_not_saved(tmp_path):
@@ -61,7 +60,7 @@ def test_a_disk_that_is_full_or_locked(folder, monkeypatch, error):
         path.write_bytes(b"half of it")
         raise error
 
-    monkeypatch.setattr(folders, "save_file", fail)
+    monkeypatch.setattr(saving, "save_file", fail)
     with pytest.raises(NetworkFileError, match=f"cannot save {folder}: .*{error.strerror}"):
         network(0.5).save_pretrained(folder)
     assert_holds(folder, 1e-3)
@@ -146,7 +145,7 @@ def test_two_interrupts_in_a_row(folder, renames):
 
 
 def test_a_network_saved_while_another_process_loads(folder, monkeypatch):
-    net, real, times = network(0.5), storage.read_tensors, []
+    net, real, times = network(0.5), saving.read_tensors, []
 
     def slow(*args):
         tensors = real(*args)
@@ -155,6 +154,6 @@ def test_a_network_saved_while_another_process_loads(folder, monkeypatch):
         times.append(1)
         return tensors
 
-    monkeypatch.setattr(storage, "read_tensors", slow)
+    monkeypatch.setattr(saving, "read_tensors", slow)
     assert_holds(folder, 0.5)
     assert len(times) == 2

@@ -17,9 +17,11 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.calibration.stages import Stages, size_of, stages
 from varprop.calibration.temperature import divided
 from varprop.errors import CalibrationError, InputError, PrecisionError
+from varprop.graph.pipeline import Plan
 from varprop.graph.pointwise import Pointwise
-from varprop.graph.walk import OUTPUT, scale_path
-from varprop.network.moment_net import MomentNet, Plan
+from varprop.graph.registry import scale_path
+from varprop.graph.walk import OUTPUT
+from varprop.network.moment_net import MomentNet
 from varprop.posterior.names import selects
 from varprop.prediction.batches import read, repeatable
 from varprop.prediction.links import ClassLink, Link, Softmax

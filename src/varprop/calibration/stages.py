@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.regroup import reachable
+from varprop.graph.captured import drop_dead_code, reachable
+from varprop.graph.pipeline import Plan, assemble
+from varprop.graph.registry import Tensors
 from varprop.moments import Moments
-from varprop.network.moment_net import MomentNet, Plan
 
 
 @dataclass
@@ -30,31 +31,28 @@ class Stages:
         return Moments(mean, var)
 
 
-def stages(net: MomentNet, plan: Plan, trained: set[str]) -> Stages:
+def stages(tensors: Tensors, plan: Plan, trained: set[str]) -> Stages:
     """Cut the graph of ``plan`` between what depends on the scales at the paths ``trained`` and what does not."""
     graph = plan.module.graph
     scales = [node for node in graph.find_nodes(op="get_attr") if node.target.removeprefix("scale.") in trained]
-    live = reachable(graph, scales) | set(scales)
-    output = next(iter(graph.find_nodes(op="output")))
-    live.add(output)
+    live = reachable(graph, scales) | {graph.output_node()}
     # In the order of the graph. Tensors of the network are looked up where they are used.
     boundary = [n for n in graph.nodes if n not in live and n.op != "get_attr" and any(u in live for u in n.users)]
 
-    frozen = fx.Graph()
+    frozen, rest = fx.Graph(), fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node not in live:
             copies[node] = frozen.node_copy(node, copies.__getitem__)
     frozen.output(tuple(copies[node] for node in boundary))
-    frozen.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
 
-    rest = fx.Graph()
     copies = {node: rest.placeholder(node.name) for node in boundary}
     for node in graph.nodes:
         if node.op == "get_attr" or node in live:
             copies[node] = rest.node_copy(node, copies.__getitem__)
-    rest.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    return Stages(net.assemble(frozen), net.assemble(rest))
+    for stage in (frozen, rest):
+        drop_dead_code(stage)
+    return Stages(assemble(frozen, tensors), assemble(rest, tensors))
 
 
 def size_of(prepared: tuple[Any, ...]) -> int:

@@ -1,1 +1,1 @@
-"""Model → graph: export, call signatures, regrouping of written-out functions."""
+"""Model → graph → lifted graph → module; ``pipeline.compile_call`` shows the steps, a line each."""

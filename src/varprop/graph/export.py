@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,17 +14,11 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropError
+from varprop.graph.captured import Captured, module_path, numbered, size_ranges, source_line, strip_assertions
+from varprop.graph.output import Output as Output
 from varprop.graph.output import select_output
-from varprop.graph.registry import Registry
-from varprop.graph.signature import (
-    Binder,
-    Size,
-    Structure,
-    dynamic_shapes,
-    unflatten,
-)
-
-Output = str | int | Callable[[Any], Tensor] | None
+from varprop.graph.registry import Registry, Tensors
+from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
 
 
 @torch.library.custom_op("varprop::mark", mutates_args=())
@@ -42,137 +34,71 @@ def _(x: Tensor, key: str) -> None:
 fx.node.has_side_effect(torch.ops.varprop.mark.default)  # else it would be removed before we read it
 
 
-@dataclass
-class Captured:
-    """The graph of one call signature. Its placeholders are named tensors of the model and inputs."""
+class _Model(nn.Module):
+    """The model called with the tensors of a network in place of its own, returning one tensor."""
 
-    graph: fx.Graph
-    parameters: dict[fx.Node, str]
-    buffers: dict[fx.Node, str]
-    constants: dict[fx.Node, str]
-    inputs: list[fx.Node]
-    ranges: dict[str, tuple[int, float]]
-    made_up: dict[str, Tensor] = field(default_factory=dict)  # the constants, by name
-    module_inputs: dict[str, fx.Node] = field(default_factory=dict)
-    module_outputs: dict[str, fx.Node] = field(default_factory=dict)
-
-    @property
-    def output(self) -> fx.Node:
-        return self.graph.output_node().args[0][0]  # type: ignore[index,return-value]
-
-    def ops(self) -> list[fx.Node]:
-        return [node for node in self.graph.nodes if node.op == "call_function"]
-
-
-class _Call(nn.Module):
-    """The model called with the tensors of a registry in place of its own, returning one tensor."""
-
-    def __init__(
-        self, model: nn.Module, parameters: Registry, buffers: Registry, structure: Structure, output: Output
-    ) -> None:
+    def __init__(self, model: nn.Module, tensors: Tensors, structure: Structure, output: Output) -> None:
         super().__init__()
-        self.model, self.parameters_, self.buffers_ = model, parameters, buffers
+        self.model, self.mean, self.buffer = model, tensors.mean, tensors.buffer
         self.structure, self.output = structure, output
         self.binder = Binder(model.forward)
 
-    def forward(self, *leaves: Tensor) -> Tensor:
-        unnamed, named = unflatten(self.structure, iter(leaves))
-        tensors = self.parameters_.tensors() | self.buffers_.tensors()
+    def forward(self, *inputs: Tensor) -> Tensor:
+        tensors = self.mean.tensors() | self.buffer.tensors()
 
         def run(*args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.model, tensors, args, kwargs)
 
-        return select_output(self.binder.call(run, unnamed, named), self.output)
+        return select_output(self.binder.run(run, self.structure, inputs), self.output)
 
 
-def export(
-    model: nn.Module,
-    parameters: Registry,
-    buffers: Registry,
-    structure: Structure,
-    examples: list[Tensor],
-    free: list[list[bool]],
-    output: Output = None,
-) -> Captured:
-    """Capture ``model`` on inputs shaped like ``examples``; sizes marked ``free`` may stay symbolic.
+def export(model: nn.Module, tensors: Tensors, output: Output, call: Call, sizes: list[tuple[Size, ...]]) -> Captured:
+    """Capture ``model`` in a call like this one; of the ``sizes`` of its inputs, those without a number may stay free.
 
-    Raises whatever ``torch.export`` raises: see ``capture_error`` for what to make of it.
+    Constants that its forward creates are added to ``tensors``. Raises whatever ``torch.export`` raises: see
+    ``capture_error`` for what to make of it.
     """
-    call = _Call(model, parameters, buffers, structure, output)
-    with _marked(model):
-        program = torch.export.export(call, tuple(examples), strict=False, dynamic_shapes=(dynamic_shapes(free),))
+    examples = tuple(map(stand_in, call.inputs, sizes))
+    wrapped = _Model(model, tensors, call.structure, output)
+    with watched(model, lambda kind, path, x: torch.ops.varprop.mark(x, f"{kind}:{path}")):
+        program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
         program = program.run_decompositions({})
-    captured = _read(program)
-    _refuse_training(captured, program)
+    captured = _read(program, call.structure, tensors.constant)
+    _refuse_drawing(captured)
+    _refuse_writing(program)
     return captured
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Plain float maths without autograd, and without torch's warnings about its own internals."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        for device in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(device, enabled=False))
+    with (
+        warnings.catch_warnings(action="ignore"),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
         yield
 
 
-def capture_error(model: nn.Module, structure: Structure, leaves: list[Tensor], error: Exception) -> VarpropError:
-    """What a failed export means: the user's inputs if the model itself fails on them, else the model."""
-    if isinstance(error, VarpropError):
+def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
+    """What a failed capture means: the user's inputs if the model itself fails on them, else the model."""
+    if isinstance(error, VarpropError | torch.OutOfMemoryError):
         return error
-    name = type(model).__name__
-    unnamed, named = unflatten(structure, iter(leaves))
+    name, inputs = type(model).__name__, call.inputs
     try:
         with torch.no_grad():
-            Binder(model.forward).call(model, unnamed, named)
+            Binder(model.forward).run(model, call.structure, inputs)
     except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
-        integers = [i for i, leaf in enumerate(leaves) if not leaf.is_floating_point()]
-        hint = f" Input {integers[0]} is {leaves[integers[0]].dtype}: does it need .float()?" if integers else ""
+        integers = [i for i, x in enumerate(inputs) if not x.is_floating_point()]
+        hint = f" Input {integers[0]} is {inputs[integers[0]].dtype}: does it need .float()?" if integers else ""
         return InputError(f"{name} itself fails on these inputs: {own}.{hint}")
     reason = str(error).strip().splitlines()
     return CaptureError(
         f"{name} cannot be captured by torch.export: {reason[0] if reason else type(error).__name__}\n"
         "Its forward depends on tensor values or leaves torch: propagate a submodule of it, or rewrite that part."
     )
-
-
-def module_path(node: fx.Node) -> str:
-    """The path of the innermost module that ran the op."""
-    stack = list(node.meta.get("nn_module_stack", {}).values())
-    return _strip(stack[-1][0]) if stack else ""
-
-
-def module_class(node: fx.Node) -> str:
-    stack = list(node.meta.get("nn_module_stack", {}).values())
-    kind = stack[-1][1] if stack else ""
-    return (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
-
-
-def source_line(node: fx.Node) -> str:
-    """``file.py:88`` of the innermost frame outside torch."""
-    frames = [
-        line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")
-    ]
-    for frame in reversed(frames):
-        path, _, rest = frame.removeprefix('File "').partition('", line ')
-        if "/torch/" not in path:
-            return f"{path.rpartition('/')[2]}:{rest.partition(',')[0]}"
-    return ""
-
-
-def _strip(path: str) -> str:
-    return "" if path == "model" else path.removeprefix("model.")
-
-
-@contextlib.contextmanager
-def _marked(model: nn.Module) -> Iterator[None]:
-    """While open, every module marks its first input and output tensor."""
-    with watched(model, lambda kind, path, x: torch.ops.varprop.mark(x, f"{kind}:{path}")):
-        yield
 
 
 @contextlib.contextmanager
@@ -202,11 +128,6 @@ def watched(model: nn.Module, note: Callable[[str, str, Tensor], None]) -> Itera
             handle.remove()
 
 
-def numbered(path: str, count: int) -> str:
-    """``path`` for the first call, ``path#2`` for the second."""
-    return path if count == 1 else f"{path}#{count}"
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -218,28 +139,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _read(program: torch.export.ExportedProgram) -> Captured:
+def _read(program: torch.export.ExportedProgram, structure: Structure, constants: Registry) -> Captured:
     """Name the placeholders, lift the marks out, drop assertions about baked shapes and dtypes."""
-    captured = Captured(program.graph, {}, {}, {}, [], size_ranges(program))
-    named = {InputKind.PARAMETER: captured.parameters, InputKind.BUFFER: captured.buffers}
+    captured = Captured(program.graph, structure, size_ranges(program))
+    named = {"mean": captured.parameters, "buffer": captured.buffers}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     for node in program.graph.find_nodes(op="placeholder"):
         spec = specs[node.name]
+        owner, _, path = (spec.target or "").partition(".")
         if spec.kind is InputKind.USER_INPUT:
             captured.inputs.append(node)
-        elif (spec.target or "").startswith("parameters_."):
-            captured.parameters[node] = spec.target.removeprefix("parameters_.")
-        elif (spec.target or "").startswith("buffers_."):
-            captured.buffers[node] = spec.target.removeprefix("buffers_.")
-        elif spec.kind in named:  # the model's own tensor: replaced by the registry's, so nothing may use it
-            if node.users:
-                raise CaptureError(
-                    f"the model reads {spec.target} in a way that torch.func.functional_call cannot replace"
-                )
-        else:
-            tensor = program.constants[spec.target]
-            captured.constants[node] = constant_name(tensor)
-            captured.made_up[captured.constants[node]] = tensor
+        elif owner in named:
+            named[owner][node] = path
+        elif spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER):
+            captured.constants[node] = keep_constant(program.constants[spec.target], constants)
+        elif node.users:  # the model's own tensor: replaced by the registry's, so nothing may use it
+            raise CaptureError(f"the model reads {spec.target} in a way that torch.func.functional_call cannot replace")
     for node in list(program.graph.nodes):
         if node.target is torch.ops.varprop.mark.default:
             kind, _, path = node.args[1].partition(":")
@@ -249,41 +164,27 @@ def _read(program: torch.export.ExportedProgram) -> Captured:
     return captured
 
 
-def constant_name(tensor: Tensor) -> str:
-    """A tensor the model makes up in its forward is named by its content, so that graphs share equal ones."""
+def keep_constant(tensor: Tensor, constants: Registry) -> str:
+    """Keep a tensor that a forward or a rule creates, under a name that is its content: graphs share equal ones."""
     content = b"" if tensor.is_meta else tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    return "c" + hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + content).hexdigest()[:16]
+    name = "c" + hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + content).hexdigest()[:16]
+    constants.set(name, tensor, persistent=False)
+    return name
 
 
-def sizes_of(node: fx.Node) -> tuple[Size, ...]:
-    """A number for each size that export fixed, a symbol's name for each it left free."""
-    return tuple(int(n) if isinstance(n, int) or not n.node.expr.is_Symbol else str(n) for n in node.meta["val"].shape)
+# --- refusals ------------------------------------------------------------------------------------
 
 
-def size_ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int, float]]:
-    def bound(value: Any) -> float:
-        return int(value) if value.is_Integer else math.inf
-
-    return {str(s): (int(bound(r.lower)), bound(r.upper)) for s, r in program.range_constraints.items()}
-
-
-def strip_assertions(graph: fx.Graph) -> None:
-    """Remove checks of baked metadata, which would fail at batch size 1, and with them all dead code."""
-    names = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "_guards_fn")
-    for node in list(graph.nodes):
-        if any(name in str(node.target) for name in names) and not node.users:
-            graph.erase_node(node)
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+def refuse_training(model: nn.Module) -> None:
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    for path, module in model.named_modules():
+        if module.training and isinstance(module, kinds) and getattr(module, "p", 1) > 0:
+            raise TrainingModeError(
+                f"{path or 'the model'} ({type(module).__name__}) is in training mode: call model.eval() first"
+            )
 
 
-def _draws(node: fx.Node) -> bool:
-    """Does the op draw random numbers? Attention is tagged so, but does it only with dropout."""
-    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _refuse_training(captured: Captured, program: torch.export.ExportedProgram) -> None:
+def _refuse_drawing(captured: Captured) -> None:
     for node in captured.ops():
         place = f"{node.target} at {module_path(node) or 'the top level'} ({source_line(node)})"
         if "batch_norm" in str(node.target) and "no_training" not in str(node.target):
@@ -293,9 +194,19 @@ def _refuse_training(captured: Captured, program: torch.export.ExportedProgram) 
                 f"{place} may draw random numbers: if it is dropout, call model.eval() first; a model that draws "
                 "even so, or a recurrent layer (which torch keeps as one op), cannot be propagated"
             )
+
+
+def _draws(node: fx.Node) -> bool:
+    """Does the op draw random numbers? Attention is tagged so, but does it only with dropout."""
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _refuse_writing(program: torch.export.ExportedProgram) -> None:
     written = list(program.graph_signature.buffers_to_mutate.values())
     if written:
-        names = ", ".join(name.removeprefix("buffers_.") for name in written)
+        names = ", ".join(name.removeprefix("buffer.") for name in written)
         raise CaptureError(
             f"forward writes to buffers ({names}), which a pure graph cannot do: call model.eval() or detach that part"
         )

@@ -8,20 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.registry import Registry
+from varprop.graph.captured import drop_dead_code, spell
+from varprop.graph.registry import Tensors
 
 FOLDABLE = ("mean.", "var.", "buffer.", "constant.")
 SMALL = 1 << 20
 
 
-def fold(graph: fx.Graph, tensors: dict[str, Tensor], folded: Registry) -> None:
-    """Replace every value computed from tensors alone by a tensor of ``folded``, named by what it is.
+def fold(graph: fx.Graph, tensors: Tensors) -> None:
+    """Replace every value computed from tensors alone by a tensor of ``tensors.folded``, named by what it is.
 
-    ``tensors`` maps the attribute names of the graph to tensors. Views are not stored, and neither is
-    anything much larger than what it is made of. Scales stay live: they are trained later.
+    Views are not stored, and neither is anything much larger than what it is made of. Scales stay live: they are
+    trained later.
     """
-    constant = _constants(graph)
+    constant, folded = _constants(graph), tensors.folded
     names = _names(graph, constant)
+    values = dict((*tensors.named_buffers(), *tensors.named_parameters()))
     for node in list(graph.nodes):
         if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
             continue
@@ -31,8 +33,8 @@ def fold(graph: fx.Graph, tensors: dict[str, Tensor], folded: Registry) -> None:
         if base.op == "get_attr":
             continue
         if names[base] not in folded:
-            value = _evaluate(base, tensors, {})
-            if not isinstance(value, Tensor) or value.numel() > max(SMALL, 2 * _input_size(base, tensors)):
+            value = _evaluate(base, values, {})
+            if not isinstance(value, Tensor) or value.numel() > max(SMALL, 2 * _input_size(base, values)):
                 continue
             folded.set(names[base], value.contiguous(), persistent=False)
         with graph.inserting_before(base):
@@ -41,8 +43,8 @@ def fold(graph: fx.Graph, tensors: dict[str, Tensor], folded: Registry) -> None:
         base.replace_all_uses_with(attribute)
         constant.add(attribute)
         names[attribute] = names[base]
-        tensors[f"folded.{names[base]}"] = folded[names[base]]
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        values[f"folded.{names[base]}"] = folded[names[base]]
+    drop_dead_code(graph)
 
 
 def _constants(graph: fx.Graph) -> set[fx.Node]:
@@ -68,21 +70,9 @@ def _is_view(node: Any) -> bool:
 def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
     """A name for each constant that tells what it is computed from, so that graphs share equal ones."""
     names: dict[fx.Node, str] = {}
-
-    def describe(value: Any) -> str:
-        if isinstance(value, fx.Node):
-            return names[value]
-        if isinstance(value, list | tuple):
-            return f"[{','.join(map(describe, value))}]"
-        if isinstance(value, dict):
-            return f"[{','.join(f'{key}={describe(item)}' for key, item in value.items())}]"
-        return repr(value)
-
     for node in graph.nodes:
         if node in constant:
-            text = (
-                node.target if node.op == "get_attr" else f"{node.target}{describe(node.args)}{describe(node.kwargs)}"
-            )
+            text = node.target if node.op == "get_attr" else f"{node.target}{spell((node.args, node.kwargs), names)}"
             names[node] = f"f{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return names
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from varprop.errors import UnsupportedOpError
-from varprop.graph.export import (
+from varprop.graph.captured import (
     Captured,
-    constant_name,
     module_class,
     module_path,
     size_ranges,
@@ -18,8 +17,10 @@ from varprop.graph.export import (
     source_line,
     strip_assertions,
 )
-from varprop.graph.signature import Signature, Structure, dynamic_shapes, random_leaves
-from varprop.graph.walk import OUTPUT, Applied, Tensors, Walk, scale_path
+from varprop.graph.export import keep_constant
+from varprop.graph.registry import Registry, Tensors, scale_path
+from varprop.graph.signature import Call, Signature, Structure, dynamic_shapes, random_inputs, stand_in
+from varprop.graph.walk import OUTPUT, Applied, Walk
 from varprop.rules.ruleset import RuleSet, op_name
 
 
@@ -33,24 +34,24 @@ class Lifted:
     scales: list[str]  # names of the scales that matter, in graph order
 
 
-def lift(
-    captured: Captured,
-    structure: Structure,
-    rules: RuleSet,
-    tensors: Tensors,
-    examples: list[Tensor],
-    device: torch.device,
-) -> Lifted:
-    """Trace the walk into a flat graph, drop what nothing asks for, and refuse if a rule is missing there."""
-    walk = Walk(captured, structure, rules, tensors, tracing=True)
-    for node in walk.points.names:
-        walk.bodies.prepare(node, rules[node.target], device)  # type: ignore[index]
-    leaves, free = [], []
-    for node, example, random in zip(captured.inputs, examples, random_leaves(structure), strict=True):
-        copies = 2 if random else 1
-        leaves += [example.clone() for _ in range(copies)]  # export takes equal tensors for one input
-        free += [[isinstance(size, str) for size in sizes_of(node)]] * copies
-    program = torch.export.export(walk, tuple(leaves), strict=False, dynamic_shapes=(dynamic_shapes(free),))
+def lift(captured: Captured, rules: RuleSet, tensors: Tensors, call: Call) -> Lifted:
+    """Trace the walk into a flat graph and drop what nothing asks for.
+
+    Constants and pointwise rules that it needs are added to ``tensors``; of scales it only has the names.
+    """
+    walk = Walk(captured, rules, tensors, tracing=True)
+    names = [*walk.scale_names.values(), OUTPUT]
+    walk.scale = Registry()  # stand-ins for all scales there may be; those that prove to matter are made later
+    for name in names:
+        walk.scale.set(scale_path(name), torch.zeros((), dtype=tensors.dtype, device=tensors.device))
+    for node in walk.scale_names:
+        walk.bodies.prepare(node, rules[node.target], tensors.device)  # type: ignore[index]
+    leaves, sizes = [], []
+    for node, x, random in zip(captured.inputs, call.inputs, random_inputs(call.structure), strict=True):
+        for _ in range(2 if random else 1):  # export takes equal tensors for one input
+            leaves.append(stand_in(x, sizes_of(node)))
+            sizes.append(sizes_of(node))
+    program = torch.export.export(walk, tuple(leaves), strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
     graph = program.graph
     graph.owning_module = None  # its attributes are those of the network, not of the exported program
     walk.bodies.place(graph)
@@ -59,21 +60,19 @@ def lift(
         walk.journal.entries[index].needed = True
     targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
     for placeholder, target in targets.items():
-        if target in program.constants and "." not in target:  # made up by a rule, such as the nodes of a quadrature
-            name = constant_name(program.constants[target])
-            tensors.constant.set(name, program.constants[target], persistent=False)
-            targets[placeholder] = f"constant.{name}"
-    placeholders = graph.find_nodes(op="placeholder")
-    signature = _signature(structure, [node for node in placeholders if node.name not in targets], program)
+        if target in program.constants and "." not in target:  # made by a rule, such as the nodes of a quadrature
+            targets[placeholder] = f"constant.{keep_constant(program.constants[target], tensors.constant)}"
+    inputs = [node for node in graph.find_nodes(op="placeholder") if node.name not in targets]
+    signature = _signature(call.structure, inputs, program)
     _name_tensors(graph, targets)
     used = {node.target for node in graph.find_nodes(op="get_attr")}
-    scales = [name for name in (*walk.points.names.values(), OUTPUT) if f"scale.{scale_path(name)}" in used]
+    scales = [name for name in names if f"scale.{scale_path(name)}" in used]
     return Lifted(graph, signature, walk.journal.entries, scales)
 
 
-def require_rules(applied: list[Applied], model: str, rules: RuleSet) -> None:
+def require_rules(lifted: Lifted, model: str, rules: RuleSet) -> None:
     """Raise one error that lists every op whose variance is needed but has no rule."""
-    gaps = [entry.node for entry in applied if entry.missing and entry.needed]
+    gaps = [entry.node for entry in lifted.applied if entry.missing and entry.needed]
     if not gaps:
         return
     rows = [

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from varprop.errors import OutputError
 
+Output = str | int | Callable[[Any], Tensor] | None
 
-def select_output(result: Any, output: str | int | Callable[[Any], Tensor] | None) -> Tensor:
+
+def select_output(result: Any, output: Output) -> Tensor:
     """The tensor named by ``output``; by default the result itself, its ``logits`` or its only tensor."""
     if callable(output):
         chosen = output(result)
@@ -32,11 +34,7 @@ def _fields(result: Any) -> dict[Any, Any]:
     if isinstance(result, list | tuple):
         names = getattr(result, "_fields", range(len(result)))
         return {key: value for key, value in zip(names, result, strict=True) if isinstance(value, Tensor)}
-    return (
-        {key: value for key, value in vars(result).items() if isinstance(value, Tensor)}
-        if hasattr(result, "__dict__")
-        else {}
-    )
+    return {key: value for key, value in getattr(result, "__dict__", {}).items() if isinstance(value, Tensor)}
 
 
 def _named(result: Any, output: str | int) -> Tensor:

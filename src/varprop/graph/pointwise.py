@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from varprop.graph.export import strip_assertions
+from varprop.graph.captured import strip_assertions
 from varprop.moments import Moments
 from varprop.rules.ruleset import Rule, op_name
 

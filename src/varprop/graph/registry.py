@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
+
+REGISTRIES = ("mean", "var", "buffer", "scale", "constant", "folded", "pointwise")
 
 
 class Registry(nn.Module):
@@ -26,18 +29,16 @@ class Registry(nn.Module):
         return f"Registry({len(self.tensors())} tensors)"
 
     def __getitem__(self, path: str) -> Tensor:
-        *parents, leaf = path.split(".")
-        owner: nn.Module = self
-        for name in parents:
-            owner = owner._modules[name]  # type: ignore[assignment]
-        return getattr(owner, leaf)
+        parent, _, leaf = path.rpartition(".")
+        return getattr(self.get_submodule(parent), leaf)
 
     def __contains__(self, path: str) -> bool:
-        *parents, leaf = path.split(".")
-        owner: nn.Module | None = self
-        for name in parents:
-            owner = owner._modules.get(name) if owner is not None else None
-        return owner is not None and (leaf in owner._buffers or leaf in owner._parameters)
+        parent, _, leaf = path.rpartition(".")
+        try:
+            owner = self.get_submodule(parent)
+        except AttributeError:
+            return False
+        return leaf in owner._buffers or leaf in owner._parameters
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.named_parameters(remove_duplicate=False)
@@ -45,3 +46,51 @@ class Registry(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.items())
+
+
+class Tensors(nn.Module):
+    """What the graphs of a network refer to by name; a network is one of these.
+
+    ``mean`` (every parameter), ``var`` (the random ones), ``buffer`` and ``scale`` (log α of each scale point). Not
+    saved, and added as calls are compiled: ``constant`` (tensors that the model or a rule creates), ``folded``
+    (products of weights alone) and ``pointwise`` (rules that all layers share).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.var, self.buffer, self.scale = Registry(), Registry(), Registry(), Registry()
+        self.scale_names: list[str] = []  # in the order of the graphs
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty what compiling a call fills."""
+        self.constant, self.folded, self.pointwise = Registry(), Registry(), nn.ModuleDict()
+
+    def lend(self, module: nn.Module) -> None:
+        """Give ``module`` these very registries, under the same names."""
+        for name in REGISTRIES:
+            setattr(module, name, getattr(self, name))
+
+    def add_scales(self, names: Iterable[str]) -> None:
+        """A scale of α = 1 for each name that has none."""
+        for name in names:
+            if name not in self.scale_names:
+                scale = nn.Parameter(torch.zeros((), dtype=self.dtype, device=self.device), requires_grad=False)
+                self.scale.set(scale_path(name), scale)
+                self.scale_names.append(name)
+
+    @property
+    def device(self) -> torch.device:
+        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        floats = (tensor.dtype for _, tensor in self.mean.items() if tensor.is_floating_point())
+        return next(floats, torch.get_default_dtype())
+
+
+def scale_path(name: str) -> str:
+    """Where a scale is kept. A leaf of its own, because one module's path may be the start of another's."""
+    path, _, count = name.partition("#")
+    leaf = f"log_alpha_{count}" if count else "log_alpha"
+    return f"{path}.{leaf}" if path else leaf

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from varprop.graph.export import Captured
+from varprop.graph.captured import Captured, drop_dead_code, reachable
 from varprop.rules import functions
 from varprop.rules.derivative import AFFINE, DERIVATIVES
 
@@ -48,18 +48,9 @@ def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
     _keep_marked(captured)
 
 
-def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
-    """Every node that depends on a source."""
-    reached = set(sources)
-    for node in graph.nodes:
-        if any(arg in reached for arg in node.all_input_nodes):
-            reached.add(node)
-    return reached
-
-
 def _keep_marked(captured: Captured) -> None:
     """Dead code goes, but a module's input or output that has become dead is forgotten, not left dangling."""
-    captured.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    drop_dead_code(captured.graph)
     alive = set(captured.graph.nodes)
     for marks in (captured.module_inputs, captured.module_outputs):
         for path in [path for path, node in marks.items() if node not in alive]:

@@ -1,10 +1,10 @@
-"""Call signatures: which calls one captured graph serves."""
+"""Calls: their structure and tensors, which of them one captured graph serves, and how they are written down."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,26 @@ Structure = tuple[Any, ...]
 Size = int | str  # a fixed size, or the name of a symbol that binds to any size in its range
 
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+PLAIN = (type(None), bool, int, float, str)  # what JSON gives back with the type it had
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call: its structure, comparable with ``==``, and its tensors; ``Moments`` are two of them."""
+
+    structure: Structure
+    leaves: list[Tensor]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The tensors the model sees: of moments, the mean."""
+        remaining = iter(self.leaves)
+        pairs = [(next(remaining), next(remaining) if random else None) for random in random_inputs(self.structure)]
+        return [mean for mean, _ in pairs]
+
+    def outline(self) -> Call:
+        """The same call without numbers, which is enough to capture it again."""
+        return Call(self.structure, [torch.empty_like(leaf, device="meta") for leaf in self.leaves])
 
 
 class Binder:
@@ -30,24 +50,28 @@ class Binder:
         self.optional = [p.name for p in parameters if p.default is None]
         self.positional_only = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments without a name (``*args``), and the named ones less those that are None by default."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A structure of two: arguments without a name (``*args``), and the named ones less defaults of None."""
         named = dict(zip(self.names, args, strict=False))
         for name, value in kwargs.items():
             if name in named:
                 raise InputError(f"argument {name!r} was given twice, by position and by name")
             named[name] = value
         named = {name: value for name, value in named.items() if value is not None or name not in self.optional}
-        return args[len(self.names) :], named
+        leaves: list[Tensor] = []
+        parts = flatten(args[len(self.names) :], leaves, "*args"), flatten(named, leaves)
+        return Call(("tuple", parts), leaves)
 
-    def call(self, function: Callable[..., Any], unnamed: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def run(self, function: Callable[..., Any], structure: Structure, inputs: Iterable[Tensor]) -> Any:
+        """Call ``function`` with the arguments of a bound call; ``inputs`` are the tensors the model sees."""
+        unnamed, named = unflatten(structure, iter(inputs))
         leading = self.names if unnamed else self.positional_only
         rest = {name: value for name, value in named.items() if name not in leading}
         return function(*(named.get(name) for name in leading), *unnamed, **rest)
 
 
 def flatten(value: Any, leaves: list[Tensor], where: str = "") -> Structure:
-    """Append the tensors of ``value`` to ``leaves``; return its structure, comparable with ``==``."""
+    """Append the tensors of ``value`` to ``leaves``; return its structure."""
     if isinstance(value, Moments):
         _check_moments(value, where)
         leaves += [value.mean, value.var]
@@ -71,20 +95,20 @@ def flatten(value: Any, leaves: list[Tensor], where: str = "") -> Structure:
     )
 
 
-def unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """The inverse of ``flatten`` on leaves of which ``moments`` take one, as the graph has it."""
+def unflatten(structure: Structure, inputs: Iterator[Any]) -> Any:
+    """The inverse of ``flatten``, on the tensors the model sees."""
     kind = structure[0]
     if kind in ("tensor", "moments"):
-        return next(leaves)
+        return next(inputs)
     if kind in ("list", "tuple"):
-        items = [unflatten(item, leaves) for item in structure[1]]
+        items = [unflatten(item, inputs) for item in structure[1]]
         return items if kind == "list" else tuple(items)
     if kind == "dict":
-        return {key: unflatten(item, leaves) for key, item in structure[1]}
+        return {key: unflatten(item, inputs) for key, item in structure[1]}
     return structure[2]
 
 
-def random_leaves(structure: Structure) -> list[bool]:
+def random_inputs(structure: Structure) -> list[bool]:
     """For each input of the graph: does it come as Moments?"""
     kind = structure[0]
     if kind in ("tensor", "moments"):
@@ -92,7 +116,7 @@ def random_leaves(structure: Structure) -> list[bool]:
     if kind == "constant":
         return []
     items = [item[1] for item in structure[1]] if kind == "dict" else structure[1]
-    return [flag for item in items for flag in random_leaves(item)]
+    return [flag for item in items for flag in random_inputs(item)]
 
 
 @dataclass(frozen=True)
@@ -102,73 +126,58 @@ class Signature:
     structure: Structure
     dtypes: tuple[torch.dtype, ...]
     sizes: tuple[tuple[Size, ...], ...]
-    ranges: dict[str, tuple[int, float]] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, float]]
 
-    @classmethod
-    def of(cls, structure: Structure, leaves: list[Tensor]) -> Signature:
-        return cls(structure, tuple(leaf.dtype for leaf in leaves), tuple(tuple(leaf.shape) for leaf in leaves))
-
-    def accepts(self, structure: Structure, leaves: list[Tensor]) -> bool:
-        if structure != self.structure:
+    def accepts(self, call: Call) -> bool:
+        if call.structure != self.structure:
             return False
         bound: dict[str, int] = {}
-        for leaf, dtype, sizes in zip(leaves, self.dtypes, self.sizes, strict=True):
+        for leaf, dtype, sizes in zip(call.leaves, self.dtypes, self.sizes, strict=True):
             if leaf.dtype != dtype or leaf.ndim != len(sizes):
                 return False
             for size, expected in zip(leaf.shape, sizes, strict=True):
                 if isinstance(expected, int):
                     if size != expected:
                         return False
-                elif expected in bound:
-                    if size != bound[expected]:
-                        return False
-                else:
-                    low, high = self.ranges[expected]
-                    if size < low or size > high:
-                        return False
-                    bound[expected] = size
+                    continue
+                low, high = self.ranges[expected]
+                if not low <= size <= high or size != bound.setdefault(expected, size):
+                    return False
         return True
 
-    def with_dtype(self, old: torch.dtype, new: torch.dtype) -> Signature:
-        dtypes = tuple(new if dtype == old else dtype for dtype in self.dtypes)
-        return Signature(self.structure, dtypes, self.sizes, self.ranges)
-
     def describe(self) -> str:
-        shapes = [
-            f"{str(t).removeprefix('torch.')}[{', '.join(map(str, s))}]"
-            for t, s in zip(self.dtypes, self.sizes, strict=True)
-        ]
-        return ", ".join(shapes)
+        pairs = zip(self.dtypes, self.sizes, strict=True)
+        return ", ".join(f"{dtype_name(dtype)}[{', '.join(map(str, sizes))}]" for dtype, sizes in pairs)
 
 
-def free_dims(leaves: list[Tensor]) -> list[list[bool]]:
-    """Which sizes may differ from call to call: the batch, and the length of sequences.
+# --- sizes that may stay free --------------------------------------------------------------------
+
+
+def free_sizes(inputs: list[Tensor]) -> list[tuple[Size, ...]]:
+    """The sizes of the inputs, less those that may differ from call to call: the batch, and the length of sequences.
 
     Sequences are integer tensors (ids, masks) and float tensors of rank 3 (embeddings); the sizes of
     images stay fixed, because free ones cost speed once compiled.
     """
-    batch = next((leaf.shape[0] for leaf in leaves if leaf.ndim), None)
+    batch = next((x.shape[0] for x in inputs if x.ndim), None)
 
-    def is_free(leaf: Tensor, dim: int) -> bool:
+    def is_free(x: Tensor, dim: int) -> bool:
         if dim == 0:
-            return leaf.shape[0] == batch
-        sequence = not leaf.is_floating_point() or (leaf.ndim == 3 and dim == 1)
-        return sequence and leaf.shape[dim] > 1
+            return x.shape[0] == batch
+        sequence = not x.is_floating_point() or (x.ndim == 3 and dim == 1)
+        return sequence and x.shape[dim] > 1
 
-    return [[is_free(leaf, dim) for dim in range(leaf.ndim)] for leaf in leaves]
-
-
-def example(leaves: list[Tensor], free: list[list[bool]], device: torch.device) -> list[Tensor]:
-    """Stand-ins for the leaves: only their shapes matter, and a size of 1 would be baked in, so it is doubled."""
-    shapes = [
-        [2 if f and n == 1 else n for n, f in zip(leaf.shape, dims, strict=True)]
-        for leaf, dims in zip(leaves, free, strict=True)
-    ]
-    return [torch.zeros(shape, dtype=leaf.dtype, device=device) for shape, leaf in zip(shapes, leaves, strict=True)]
+    return [tuple("free" if is_free(x, dim) else n for dim, n in enumerate(x.shape)) for x in inputs]
 
 
-def dynamic_shapes(free: list[list[bool]]) -> tuple[dict[int, Any], ...]:
-    return tuple({dim: Dim.AUTO if f else Dim.STATIC for dim, f in enumerate(dims)} for dims in free)
+def stand_in(x: Tensor, sizes: Sequence[Size]) -> Tensor:
+    """Only the shape matters to export, which would bake a free size of 1 in: it is doubled."""
+    shape = [size if isinstance(size, int) else (2 if n == 1 else n) for n, size in zip(x.shape, sizes, strict=True)]
+    return torch.zeros(shape, dtype=x.dtype, device=x.device)
+
+
+def dynamic_shapes(sizes: Iterable[Sequence[Size]]) -> tuple[dict[int, Any], ...]:
+    return tuple({dim: Dim.STATIC if isinstance(n, int) else Dim.AUTO for dim, n in enumerate(ns)} for ns in sizes)
 
 
 def _check_moments(value: Moments, where: str) -> None:
@@ -181,3 +190,76 @@ def _check_moments(value: Moments, where: str) -> None:
         raise InputError(f"argument {where}: Moments need floats, not {mean.dtype} and {var.dtype}")
     if mean.shape != var.shape:
         raise InputError(f"argument {where}: mean {tuple(mean.shape)} and var {tuple(var.shape)} differ in shape")
+
+
+# --- a call as JSON ------------------------------------------------------------------------------
+
+
+def encode(call: Call) -> dict[str, Any]:
+    """Raises a TypeError if the call has a constant that JSON cannot hold, such as a member of an enumeration."""
+    inputs = [{"dtype": dtype_name(leaf.dtype), "shape": list(leaf.shape)} for leaf in call.leaves]
+    return {"structure": _encode(call.structure), "inputs": inputs}
+
+
+def decode(record: Any) -> Call:
+    """The outline of the call that ``encode`` was given. Raises a ValueError for anything else."""
+    try:
+        structure = _decode(record["structure"])
+        leaves = [torch.empty(item["shape"], dtype=dtype_of(item["dtype"]), device="meta") for item in record["inputs"]]
+        arguments = [item[0] for item in structure[1]] if structure[0] == "tuple" else []
+        count = sum(2 if random else 1 for random in random_inputs(structure))
+    except (TypeError, KeyError, ValueError, IndexError, RecursionError, RuntimeError) as error:
+        raise ValueError(f"it is not understood ({error})") from error
+    if arguments != ["tuple", "dict"] or count != len(leaves):
+        raise ValueError("it contradicts itself")
+    return Call(structure, leaves)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: Any) -> torch.dtype:
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype of torch")
+    return found
+
+
+def _encode(structure: Structure) -> Any:
+    kind = structure[0]
+    if kind in ("tensor", "moments"):
+        return kind
+    if kind in ("tuple", "list"):
+        return {kind: [_encode(item) for item in structure[1]]}
+    if kind == "dict":
+        return {kind: [[_plain(key), _encode(item)] for key, item in structure[1]]}
+    value = structure[2]
+    if type(value) is torch.dtype:
+        return {"dtype": dtype_name(value)}
+    return {"device": str(value)} if type(value) is torch.device else {"constant": _plain(value)}
+
+
+def _decode(value: Any) -> Structure:
+    if value in ("tensor", "moments"):
+        return (value,)
+    kind: str
+    content: Any
+    kind, content = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+    if kind in ("tuple", "list"):
+        return (kind, tuple(map(_decode, content)))
+    if kind == "dict":
+        return (kind, tuple((_plain(key), _decode(item)) for key, item in content))
+    if kind == "dtype":
+        return ("constant", torch.dtype, dtype_of(content))
+    if kind == "device":
+        return ("constant", torch.device, torch.device(content))
+    if kind == "constant":
+        return ("constant", type(content), _plain(content))
+    raise ValueError(f"{value!r} is no part of a call")
+
+
+def _plain(value: Any) -> Any:
+    if type(value) not in PLAIN:
+        raise TypeError(f"{value!r} is a {type(value).__name__}, which JSON does not know")
+    return value

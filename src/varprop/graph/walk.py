@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from varprop.errors import RuleError
-from varprop.graph.export import Captured, module_path, numbered, sizes_of, source_line
+from varprop.graph.captured import Captured, module_path, numbered, reachable, sizes_of, source_line
 from varprop.graph.pointwise import Bodies
-from varprop.graph.registry import Registry
-from varprop.graph.regroup import reachable
-from varprop.graph.signature import Structure, random_leaves
+from varprop.graph.registry import Registry, Tensors, scale_path
+from varprop.graph.signature import random_inputs
 from varprop.moments import Moments, is_random
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 from varprop.rules.structural import mean_args
@@ -59,22 +58,6 @@ class Journal:
     entries: list[Applied]
 
 
-@dataclass
-class Tensors:
-    """What a lifted graph refers to, under the names it has in the network: tensors, and the pointwise rules."""
-
-    mean: Registry
-    var: Registry
-    buffer: Registry
-    scale: Registry
-    constant: Registry = field(default_factory=Registry)
-    pointwise: nn.ModuleDict = field(default_factory=nn.ModuleDict)
-
-    def attach(self, module: nn.Module) -> None:
-        for name, registry in vars(self).items():
-            setattr(module, name, registry)
-
-
 class Walk(nn.Module):
     """Runs a captured graph on moments. Called on real tensors it is the reference for the flat graph."""
 
@@ -84,14 +67,11 @@ class Walk(nn.Module):
     scale: Registry
     constant: Registry
 
-    def __init__(
-        self, captured: Captured, structure: Structure, rules: RuleSet, tensors: Tensors, *, tracing: bool
-    ) -> None:
+    def __init__(self, captured: Captured, rules: RuleSet, tensors: Tensors, *, tracing: bool) -> None:
         super().__init__()
-        tensors.attach(self)
+        tensors.lend(self)
         self.captured, self.rules, self.tracing = captured, rules, tracing
-        self.structure = structure
-        self.points = scale_points(captured, rules, tensors.var, random_leaves(structure))
+        self.scale_names = scale_names(captured, rules, tensors.var)
         self.journal, self.bodies = Journal([]), Bodies(tensors.pointwise)
 
     def forward(self, *leaves: Tensor) -> Any:
@@ -113,13 +93,13 @@ class Walk(nn.Module):
     def _bind(self, values: dict[fx.Node, Any], leaves: Iterator[Tensor]) -> None:
         for node, path in self.captured.parameters.items():
             mean = self.mean[path]
-            values[node] = Moments(mean, self.var[path]) if path in self.points.random else mean
+            values[node] = Moments(mean, self.var[path]) if path in self.var else mean
         for node, path in self.captured.buffers.items():
             values[node] = self.buffer[path]
         for node, name in self.captured.constants.items():
             values[node] = self.constant[name]
         symbols: dict[str, Any] = {}
-        for node, random in zip(self.captured.inputs, random_leaves(self.structure), strict=True):
+        for node, random in zip(self.captured.inputs, random_inputs(self.captured.structure), strict=True):
             value = next(leaves)
             values[node] = Moments(value, next(leaves)) if random else value
             if self.tracing:
@@ -159,12 +139,12 @@ class Walk(nn.Module):
 
     def _scale_first(self, node: fx.Node, args: Any) -> Any:
         """Scale the variance of the op's input; a random weight or bias beside it keeps its own."""
-        if node not in self.points.names:
+        if node not in self.scale_names:
             return args
         position = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node))
         if not is_random(args[position]):
             return args
-        scaled = self._scaled(args[position], self.points.names[node])
+        scaled = self._scaled(args[position], self.scale_names[node])
         return (*args[:position], scaled, *args[position + 1 :])
 
     def _scaled(self, x: Moments, name: str) -> Moments:
@@ -178,44 +158,19 @@ class Walk(nn.Module):
         return result
 
 
-@dataclass(frozen=True)
-class ScalePoints:
-    """Where variance starts among the parameters, and where calibration may scale it."""
-
-    random: frozenset[str]  # paths of random parameters
-    names: dict[fx.Node, str]  # the scale of each op that has one
-
-
-def scale_points(captured: Captured, rules: RuleSet, var: Registry, random_inputs: list[bool]) -> ScalePoints:
+def scale_names(captured: Captured, rules: RuleSet, var: Registry) -> dict[fx.Node, str]:
     """Name the scale of every op whose rule says it is scaled, where variance can reach it: ``path``, ``path#2``, …"""
-    random = frozenset(path for path in captured.parameters.values() if path in var)
-    sources = random_sources(captured, random, random_inputs)
+    reached = reachable(captured.graph, captured.sources(var))
     counts: Counter[str] = Counter()
     names = {}
-    reached = reachable(captured.graph, sources)
     for node in captured.ops():
         rule = rules.get(node.target)  # type: ignore[arg-type]
-        first = next((arg for arg in node.args if isinstance(arg, fx.Node)), None)
         if rule is not None and rule.scaled:
             path = module_path(node)
             counts[path] += 1  # of all, reached or not, so that names do not depend on the posterior
-            if first in reached:
+            if next((arg for arg in node.args if isinstance(arg, fx.Node)), None) in reached:
                 names[node] = numbered(path, counts[path])
-    return ScalePoints(random, names)
-
-
-def random_sources(captured: Captured, random: Iterable[str], random_inputs: list[bool]) -> list[fx.Node]:
-    """The placeholders at which variance starts."""
-    chosen = set(random)
-    parameters = [node for node, path in captured.parameters.items() if path in chosen]
-    return parameters + [node for node, flag in zip(captured.inputs, random_inputs, strict=True) if flag]
-
-
-def scale_path(name: str) -> str:
-    """Where a scale is kept. A leaf of its own, because one module's path may be the start of another's."""
-    path, _, count = name.partition("#")
-    leaf = f"log_alpha_{count}" if count else "log_alpha"
-    return f"{path}.{leaf}" if path else leaf
+    return names
 
 
 def _without_rule(result: Any) -> Any:

@@ -10,9 +10,10 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, fx, nn
 
-from varprop.graph.export import Output, module_class, module_path, source_line
-from varprop.graph.signature import random_leaves
-from varprop.graph.walk import Applied, random_sources
+from varprop.graph.captured import module_class, module_path, source_line
+from varprop.graph.export import Output
+from varprop.graph.pipeline import plan_call
+from varprop.graph.walk import Applied
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
 from varprop.network.noise import shared_noise
@@ -89,12 +90,10 @@ def coverage(
 ) -> Coverage:
     """Tell what ``propagate(model, posterior, rules)(*args, **kwargs)`` would do, op by op, without running it."""
     net = MomentNet(model, posterior, rules, output)
-    structure, leaves = net.flatten(args, kwargs)
-    captured, lifted, _ = net.lift(structure, leaves)
-    random = [path for path in captured.parameters.values() if path in net.var]
-    starts = random_sources(captured, random, random_leaves(structure))
-    shared = shared_noise(captured, lifted.applied, starts)
-    rows = tuple(_row(entry, set(starts), shared) for entry in lifted.applied if _computes(entry.node))
+    plan = plan_call(net.source, net.bind(args, kwargs), refuse=lambda *_: None)
+    starts = plan.captured.sources(net.var)
+    shared = shared_noise(plan.captured, plan.applied, starts)
+    rows = tuple(_row(entry, set(starts), shared) for entry in plan.applied if _computes(entry.node))
     return Coverage(type(model).__name__, rules.name, rows)
 
 

@@ -1,10 +1,16 @@
 """A propagated network on disk: ``config.json`` says what it is, ``model.safetensors`` holds its tensors.
 
 Nothing in the folder can run code: the model is rebuilt from its configuration, or given, and captured again.
+
+A network saved over another one takes its place at one instant: the new tensors are written under a name of their own,
+then ``config.json`` is replaced, whose checksum tells which file of tensors it means, and then the new file gets the
+name of the old one. Other files in the folder stay. One process writes at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 import warnings
@@ -14,15 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import varprop
 from varprop.errors import NetworkFileError, PosteriorError
+from varprop.graph.captured import fingerprint
 from varprop.graph.export import Output
-from varprop.graph.walk import scale_path
-from varprop.network import rebuilding, calls
-from varprop.network.folder import CONFIG, FORMAT, VERSION, WEIGHTS, claim, entry, read_config, read_tensors, write
+from varprop.graph.registry import scale_path
+from varprop.graph.signature import Call, decode, dtype_name, encode
+from varprop.network import rebuilding
+from varprop.posterior.file import replacing
 from varprop.posterior.tensors import checked
 from varprop.rules import NAMED, RuleSet
 
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
 Net = TypeVar("Net", bound="MomentNet")
 Roles = dict[str, dict[str, Tensor]]
 
+CONFIG, WEIGHTS, PENDING = "config.json", "model.safetensors", ".model.safetensors.new"
+FORMAT, VERSION = "varprop.network", 1
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 ROLES = ("mean", "var", "buffer", "scale")
 
@@ -43,8 +54,8 @@ def save(net: MomentNet, path: str | os.PathLike[str], **more: Any) -> None:
         roles = {role: getattr(net, role).tensors() for role in ROLES}
         _check_dtypes(roles)
         config = _describe(net) | more
-        claim(folder)
-        write(folder, config, {f"{role}.{key}": x for role, tensors in roles.items() for key, x in tensors.items()})
+        _claim(folder)
+        _write(folder, config, {f"{role}.{key}": x for role, tensors in roles.items() for key, x in tensors.items()})
 
 
 def load(
@@ -59,9 +70,8 @@ def load(
     folder = Path(path)
     with _reported(f"cannot load {folder}"):
         config = read_config(folder)
-        chosen, known = _rules(config, rules), [calls.decode(item) for item in entry(config, "calls", list)]
-        selected = _output(config, output)
-        record = entry(config, "architecture", dict)
+        chosen, selected, calls = _rules(config, rules), _output(config, output), _calls(config)
+        record = _entry(config, "architecture", dict)
         built = rebuilding.rebuild(record) if model is None else model
         roles = _roles(read_tensors(folder, config, device))
         if read_config(folder) != config:  # another process saved a network there in the meantime
@@ -73,7 +83,7 @@ def load(
     net = kind.__new__(kind)
     net._set_up(built, chosen, selected)
     _fill(net, roles, config["scales"])
-    net.capture_calls(known)
+    net.capture_outlines(calls)
     with _reported(f"cannot load {folder}"):
         _compare(net, config)
     return net
@@ -96,13 +106,13 @@ def _describe(net: MomentNet) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "versions": _versions(),
-        "architecture": architecture.describe(net._model[0]),
-        "dtype": calls.dtype_name(net.dtype),
+        "architecture": rebuilding.describe(net.source.model),
+        "dtype": dtype_name(net.dtype),
         # By its contents: ``CVP | rule`` is called CVP as well.
         "rules": {"name": net.rules.name, "library": net.rules == NAMED.get(net.rules.name)},
         "output": {"function": getattr(net.output, "__qualname__", "?")} if callable(net.output) else net.output,
-        "scales": net._scale_names,
-        "calls": _calls(net),
+        "scales": net.scale_names,
+        "calls": list(_records(net)),
     }
 
 
@@ -113,24 +123,47 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _calls(net: MomentNet) -> list[dict[str, Any]]:
-    records = []
+def _records(net: MomentNet) -> Iterator[dict[str, Any]]:
     for plan in net._plans:
         try:
-            record = calls.encode(plan.call)
+            yield encode(plan.call) | {"graph": fingerprint(plan.captured), "device": net.device.type}
         except TypeError as error:
             warnings.warn(
                 f"the call {plan.signature.describe()} is not saved, and will be captured when it is made: {error}",
                 stacklevel=5,
             )
-            continue
-        records.append(record | {"graph": calls.fingerprint(plan.captured), "device": net.device.type})
-    return records
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` says, if it is one of ours."""
+    if not folder.is_dir():
+        raise NetworkFileError("it is a file, not a folder" if folder.exists() else "there is no such folder")
+    if not (folder / CONFIG).is_file():
+        raise NetworkFileError(f"it has no {CONFIG}")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise NetworkFileError(f"its {CONFIG} is not JSON ({error})") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise NetworkFileError(f"its {CONFIG} is not that of a propagated network")
+    if config.get("version") != VERSION:
+        raise NetworkFileError(
+            f"its format has version {config.get('version')!r}, and this varprop reads version {VERSION}: "
+            "a newer varprop may have written it"
+        )
+    return config
+
+
+def _entry(record: Mapping[str, Any], key: str, kind: type) -> Any:
+    """What ``config.json`` says about ``key``, which must be there and of this type."""
+    if not isinstance(record.get(key), kind):
+        raise NetworkFileError(f"its {CONFIG} lacks a usable {key!r}")
+    return record[key]
 
 
 def _rules(config: Mapping[str, Any], given: RuleSet | None) -> RuleSet:
-    record = entry(config, "rules", dict)
-    name, library = entry(record, "name", str), entry(record, "library", bool)
+    record = _entry(config, "rules", dict)
+    name, library = _entry(record, "name", str), _entry(record, "library", bool)
     if given is not None:
         if given.name != name:
             raise NetworkFileError(f"it was saved with the rules {name!r}, and rules= is {given.name!r}")
@@ -157,12 +190,19 @@ def _output(config: Mapping[str, Any], given: Output) -> Output:
     return saved
 
 
+def _calls(config: Mapping[str, Any]) -> list[Call]:
+    try:
+        return [decode(record) for record in _entry(config, "calls", list)]
+    except ValueError as error:
+        raise NetworkFileError(f"a call in its {CONFIG} is wrong: {error}") from error
+
+
 def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
     """Tensors of the right names and shapes do not make the right model: it must compute what the saved one did."""
-    saved, now = entry(config, "versions", dict), _versions()
+    saved, now = _entry(config, "versions", dict), _versions()
     same = all(now.get(package) == version for package, version in saved.items())
     for plan, record in zip(net._plans, config["calls"], strict=True):
-        if record.get("graph") in (None, calls.fingerprint(plan.captured)):
+        if record.get("graph") in (None, fingerprint(plan.captured)):
             continue
         call = plan.signature.describe()
         if same and record.get("device") == net.device.type:
@@ -175,6 +215,99 @@ def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
             "compare some outputs",
             stacklevel=4,
         )
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+def _claim(folder: Path) -> None:
+    """Make the folder, or make sure that nothing but a network of ours will be replaced in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / CONFIG).exists():
+        try:
+            config = read_config(folder)
+        except NetworkFileError as error:
+            raise NetworkFileError(f"the folder holds something else ({error}): give a new one") from error
+        if _is(folder / PENDING, _entry(config, "weights", dict)):
+            (folder / PENDING).replace(folder / WEIGHTS)  # what an interrupted save left to do
+    elif (folder / WEIGHTS).exists():
+        raise NetworkFileError(f"the folder holds something else (a {WEIGHTS} without {CONFIG}): give a new one")
+
+
+def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write both files to a claimed folder."""
+    pending = folder / PENDING
+    with replacing(pending) as temporary:
+        _save(tensors, temporary)
+    weights = {"sha256": _digest(pending), "bytes": pending.stat().st_size}
+    # The order of dimensions in memory, where it is not the usual one (channels last): kernels depend on it.
+    layout = {key: list(tensor.dim_order()) for key, tensor in tensors.items() if not tensor.is_contiguous()}
+    text = json.dumps({**config, "layout": layout, "weights": weights}, indent=2)
+    try:
+        with replacing(folder / CONFIG) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    except OSError:
+        pending.unlink(missing_ok=True)
+        raise
+    pending.replace(folder / WEIGHTS)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """As safetensors wants them: in main memory, contiguous, and each with memory of its own."""
+    stored: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for key, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous()
+        place = flat.untyped_storage().data_ptr()
+        stored[key] = flat.clone() if place in seen else flat
+        seen.add(place)
+    try:
+        save_file(stored, path, {"format": FORMAT})
+    except (KeyError, ValueError, RuntimeError) as error:  # dtypes and layouts that safetensors does not know
+        raise NetworkFileError(f"some tensors cannot be stored: {error}") from error
+
+
+def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """All tensors, from a file that is the one ``config.json`` was written with."""
+    layout = _entry(config, "layout", dict)
+    with torch.inference_mode(False), safe_open(_weights(folder, config), framework="pt", device="cpu") as file:
+        # Memory of torch's own, not that of the file: how it is aligned decides the last bits of some kernels.
+        return {
+            key: _laid_out(file.get_tensor(key), key, layout.get(key)).to(device, copy=True)
+            for key in sorted(file.keys())
+        }
+
+
+def _laid_out(tensor: Tensor, key: str, order: Any) -> Tensor:
+    if order is None:
+        return tensor
+    dims = list(range(tensor.ndim))
+    if not isinstance(order, list) or not all(type(dim) is int for dim in order) or sorted(order) != dims:
+        raise NetworkFileError(f"its {CONFIG} gives {key!r} a layout it cannot have")
+    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in dims])
+
+
+def _weights(folder: Path, config: Mapping[str, Any]) -> Path:
+    """The file of tensors that ``config.json`` means, whole and unchanged."""
+    weights = _entry(config, "weights", dict)
+    for file in (folder / PENDING, folder / WEIGHTS):
+        if _is(file, weights):
+            return file
+    if not (folder / WEIGHTS).is_file():
+        raise NetworkFileError(f"it has no {WEIGHTS}")
+    size = (folder / WEIGHTS).stat().st_size
+    if size != weights.get("bytes"):
+        raise NetworkFileError(f"{WEIGHTS} has {size} bytes, and had {weights.get('bytes')} when it was saved")
+    raise NetworkFileError(f"the contents of {WEIGHTS} changed after it was saved (checksum mismatch)")
+
+
+def _is(file: Path, weights: Mapping[str, Any]) -> bool:
+    return file.is_file() and file.stat().st_size == weights.get("bytes") and _digest(file) == weights.get("sha256")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # --- tensors ---------------------------------------------------------------------------------------------
@@ -192,15 +325,15 @@ def _roles(tensors: Mapping[str, Tensor]) -> Roles:
 
 def _fill(net: MomentNet, roles: Roles, scales: list[str]) -> None:
     """In the order they had in the network that was saved, which is the model's own."""
-    for name, _ in net._model[0].named_parameters():
+    for name, _ in net.source.model.named_parameters():
         net.mean.set(name, roles["mean"][name])
         if name in roles["var"]:
             net.var.set(name, roles["var"][name])
-    for name, _ in net._model[0].named_buffers():
+    for name, _ in net.source.model.named_buffers():
         net.buffer.set(name, roles["buffer"][name])
     for name in scales:
         net.scale.set(scale_path(name), nn.Parameter(roles["scale"][scale_path(name)], requires_grad=False))
-    net._scale_names = list(scales)
+    net.scale_names = list(scales)
 
 
 def _check(config: Mapping[str, Any], roles: Roles) -> None:
@@ -208,10 +341,10 @@ def _check(config: Mapping[str, Any], roles: Roles) -> None:
     _check_dtypes(roles)
     mean, var = roles["mean"], roles["var"]
     checked({name: mean[name] for name in var if name in mean}, var)
-    dtypes = {calls.dtype_name(tensor.dtype) for tensor in mean.values() if tensor.is_floating_point()}
-    if dtypes and entry(config, "dtype", str) not in dtypes:
+    dtypes = {dtype_name(tensor.dtype) for tensor in mean.values() if tensor.is_floating_point()}
+    if dtypes and _entry(config, "dtype", str) not in dtypes:
         raise NetworkFileError(f"its {CONFIG} says {config['dtype']}, but {WEIGHTS} holds {', '.join(sorted(dtypes))}")
-    names = entry(config, "scales", list)
+    names = _entry(config, "scales", list)
     if not all(isinstance(name, str) for name in names):
         raise NetworkFileError(f"its {CONFIG} lacks a usable 'scales'")
     paths = {scale_path(name): name for name in names}

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from varprop.errors import InputError
-from varprop.graph.export import Output
+from varprop.graph.export import Output, refuse_training
 from varprop.graph.output import select_output
 from varprop.moments import Moments
 from varprop.network import saving
-from varprop.network.moment_net import MomentNet, refuse_training
+from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction import stored
 from varprop.prediction.batches import read

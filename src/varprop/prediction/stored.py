@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from varprop.errors import InputError, NetworkFileError
-from varprop.network.folder import CONFIG, read_config
+from varprop.network.saving import CONFIG, read_config
 from varprop.prediction.links import Gaussian, Link, MeanFieldSoftmax, ProbitSigmoid, Sigmoid, Softmax
 
 LINKS: Mapping[str, type[Any]] = MappingProxyType(

@@ -1,0 +1,143 @@
+"""A captured graph, and what can be asked of it: where an op stands, what it depends on, what it computes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from varprop.graph.registry import Registry
+from varprop.graph.signature import Size, Structure, random_inputs
+from varprop.rules.ruleset import op_name
+
+
+@dataclass
+class Captured:
+    """The graph of one call. Its placeholders are named tensors of the model and inputs."""
+
+    graph: fx.Graph
+    structure: Structure
+    ranges: dict[str, tuple[int, float]]
+    parameters: dict[fx.Node, str] = field(default_factory=dict)
+    buffers: dict[fx.Node, str] = field(default_factory=dict)
+    constants: dict[fx.Node, str] = field(default_factory=dict)
+    inputs: list[fx.Node] = field(default_factory=list)
+    module_inputs: dict[str, fx.Node] = field(default_factory=dict)
+    module_outputs: dict[str, fx.Node] = field(default_factory=dict)
+
+    @property
+    def output(self) -> fx.Node:
+        return self.graph.output_node().args[0][0]  # type: ignore[index,return-value]
+
+    def ops(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "call_function"]
+
+    def sources(self, var: Registry) -> list[fx.Node]:
+        """The placeholders at which variance starts: inputs that are Moments, and parameters that have a variance."""
+        parameters = [node for node, path in self.parameters.items() if path in var]
+        flags = random_inputs(self.structure)
+        return parameters + [node for node, flag in zip(self.inputs, flags, strict=True) if flag]
+
+
+def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
+    """Every node that depends on a source, and the sources."""
+    reached = set(sources)
+    for node in graph.nodes:
+        if any(arg in reached for arg in node.all_input_nodes):
+            reached.add(node)
+    return reached
+
+
+def drop_dead_code(graph: fx.Graph) -> None:
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+
+
+def strip_assertions(graph: fx.Graph) -> None:
+    """Remove checks of baked metadata, which would fail at batch size 1, and with them all dead code."""
+    names = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "_guards_fn")
+    for node in list(graph.nodes):
+        if any(name in str(node.target) for name in names) and not node.users:
+            graph.erase_node(node)
+    drop_dead_code(graph)
+
+
+# --- where an op stands --------------------------------------------------------------------------
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the innermost module that ran the op."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    path = stack[-1][0] if stack else ""
+    return "" if path == "model" else path.removeprefix("model.")
+
+
+def module_class(node: fx.Node) -> str:
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    kind = stack[-1][1] if stack else ""
+    return (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
+
+
+def source_line(node: fx.Node) -> str:
+    """``file.py:88`` of the innermost frame outside torch."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    for frame in reversed([line for line in lines if line.startswith("File ")]):
+        path, _, rest = frame.removeprefix('File "').partition('", line ')
+        if "/torch/" not in path:
+            return f"{path.rpartition('/')[2]}:{rest.partition(',')[0]}"
+    return ""
+
+
+def numbered(path: str, count: int) -> str:
+    """``path`` for the first call, ``path#2`` for the second."""
+    return path if count == 1 else f"{path}#{count}"
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def sizes_of(node: fx.Node) -> tuple[Size, ...]:
+    """A number for each size that export fixed, a symbol's name for each it left free."""
+    return tuple(int(n) if isinstance(n, int) or not n.node.expr.is_Symbol else str(n) for n in node.meta["val"].shape)
+
+
+def size_ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int, float]]:
+    def bound(value: Any) -> float:
+        return int(value) if value.is_Integer else math.inf
+
+    return {str(s): (int(bound(r.lower)), bound(r.upper)) for s, r in program.range_constraints.items()}
+
+
+# --- what is computed ----------------------------------------------------------------------------
+
+
+def spell(value: Any, names: dict[fx.Node, str], plain: Callable[[Any], str] = repr) -> str:
+    """The arguments of an op as text, its nodes by name."""
+    if isinstance(value, fx.Node):
+        return names.get(value, value.name)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(spell(item, names, plain) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{spell(item, names, plain)}' for key, item in value.items())}}}"
+    return plain(value)
+
+
+def fingerprint(captured: Captured) -> str:
+    """Equal for graphs that compute the same from the same tensors of the model; devices do not count."""
+    names = {node: f"%{index}" for index, node in enumerate(captured.ops())}
+    names |= {node: f"%input{index}" for index, node in enumerate(captured.inputs)}
+    for tensors in (captured.parameters, captured.buffers, captured.constants):
+        names |= {node: f"%{name}" for node, name in tensors.items()}
+
+    def plain(value: Any) -> str:
+        return "device" if isinstance(value, torch.device) else repr(value)
+
+    total = hashlib.sha256()
+    for node in (*captured.ops(), captured.graph.output_node()):
+        text = f"{op_name(node.target)} {spell(node.args, names, plain)} {spell(node.kwargs, names, plain)}\n"
+        total.update(text.encode())
+    return total.hexdigest()

@@ -1,0 +1,81 @@
+"""From a model to a module that computes the moments of its output: all the steps, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from varprop.errors import RuleError, VarpropError
+from varprop.graph.captured import Captured
+from varprop.graph.export import Output, capture_error, export, quiet, refuse_training
+from varprop.graph.fold import fold
+from varprop.graph.lift import Lifted, lift, require_rules
+from varprop.graph.registry import Tensors
+from varprop.graph.regroup import regroup
+from varprop.graph.signature import Call, Signature, Size, free_sizes
+from varprop.graph.walk import Applied
+from varprop.rules import RuleSet
+
+Refusal = Callable[[Lifted, str, RuleSet], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is compiled: a model, the tensors of a network in place of its own, and the rules that lift it."""
+
+    model: nn.Module
+    tensors: Tensors
+    rules: RuleSet
+    output: Output
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One compiled call, ready to run."""
+
+    call: Call  # an outline, to compile it again after ``.to()`` or on another machine
+    signature: Signature  # all the calls it serves
+    captured: Captured
+    applied: list[Applied]
+    module: fx.GraphModule
+
+
+def compile_call(source: Source, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal) -> Plan:
+    """Model → graph → regrouped → lifted → folded → module, a line each."""
+    model, tensors, rules, output = source.model, source.tensors, source.rules, source.output
+    captured = export(model, tensors, output, call, sizes)  # a functional graph of ATen ops
+    regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
+    lifted = lift(captured, rules, tensors, call)  # a rule per op: a flat graph of means and variances
+    refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for
+    fold(lifted.graph, tensors)  # what depends on weights alone is computed once
+    module = assemble(lifted.graph, tensors)  # a plain module, which shares the network's tensors
+    tensors.add_scales(lifted.scales)
+    return Plan(call.outline(), lifted.signature, captured, lifted.applied, module)
+
+
+def plan_call(source: Source, call: Call, refuse: Refusal = require_rules) -> Plan:
+    """Compile a call, with batch size and lengths free if the model allows it. Errors name who is at fault."""
+    refuse_training(source.model)
+    try:
+        with quiet():
+            try:
+                return compile_call(source, call, free_sizes(call.inputs), refuse)
+            except Exception as error:
+                final = isinstance(error, VarpropError | torch.OutOfMemoryError)
+                if final and not isinstance(error, RuleError):
+                    raise
+                # Not every model exports with free sizes: then each set of sizes gets a graph of its own.
+                return compile_call(source, call, [tuple(x.shape) for x in call.inputs], refuse)
+    except Exception as error:
+        raise capture_error(source.model, call, error) from error
+
+
+def assemble(graph: fx.Graph, tensors: Tensors) -> fx.GraphModule:
+    """A module around ``graph`` that shares the registries of ``tensors`` instead of copying from them."""
+    module = fx.GraphModule(nn.Module(), fx.Graph())
+    tensors.lend(module)
+    module.graph = graph
+    return module
