@@ -2,17 +2,10 @@
 
 import pytest
 
-from tests.network.saved import network
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    net = network()
-    net.save_pretrained(tmp_path_factory.mktemp("made"))
-    return net
+from tests.network.saved import captured
 
 
 @pytest.fixture
-def folder(tmp_path, made):
-    made.save_pretrained(tmp_path / "net")
+def folder(tmp_path):
+    captured().save_pretrained(tmp_path / "net")
     return tmp_path / "net"

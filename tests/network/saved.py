@@ -1,5 +1,7 @@
 """A small network to save, whose settings are not all seen in its tensors."""
 
+import functools
+
 import torch
 from torch import nn
 
@@ -18,9 +20,15 @@ class Net(nn.Module):
         return {"logits": self.outer(y), "y": y}
 
 
-def network(var=1e-3, **options):
+def uncaptured(var=1e-3, **options):
+    """Saving and loading it takes no capture."""
     torch.manual_seed(0)
     model = Net().eval()
-    net = vp.propagate(model, posterior_of(model, var), **options)
+    return vp.propagate(model, posterior_of(model, var), **options)
+
+
+@functools.cache
+def captured(**options):
+    net = uncaptured(**options)
     net.capture(torch.randn(2, 4))
     return net

@@ -1,5 +1,6 @@
 """The eight architectures, unmodified: what their networks of moments must have in common."""
 
+import copy
 import functools
 
 import pytest
@@ -12,22 +13,31 @@ NAMES = sorted(MAKERS)
 
 
 @functools.cache
-def propagated(name, var=1e-4, rules="CVP"):
+def propagated(name, rules="CVP"):
     model, batch = make(name)
-    net = vp.propagate(model, posterior_of(model, var), getattr(vp, rules))
+    net = vp.propagate(model, posterior_of(model), getattr(vp, rules))
     return model, batch, net, net(**batch)
+
+
+def without_variance(net):
+    """A copy in which every weight is certain; to be traced, because products of the old variances are folded."""
+    clone = copy.deepcopy(net)
+    for var in clone.var.tensors().values():
+        var.zero_()
+    return clone
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_zero_variance_is_the_plain_model(name):
-    model, batch, _, result = propagated(name, 0.0)
+    model, batch, net, _ = propagated(name)
+    result = without_variance(net).trace(**batch)[""]
     torch.testing.assert_close(result.mean, model(**batch).logits, rtol=1e-4, atol=1e-5)
     assert torch.equal(result.var, torch.zeros_like(result.mean))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "resnet"])
 def test_streamlining_keeps_every_mean_and_cvp_does_not(name):
-    model, batch, _, result = propagated(name, rules="STREAMLINING")
+    model, batch, _, result = propagated(name, "STREAMLINING")
     plain = model(**batch).logits
     torch.testing.assert_close(result.mean, plain, rtol=1e-4, atol=1e-5)
     assert (propagated(name)[3].mean - plain).abs().max() > 1e-4
@@ -52,13 +62,15 @@ def test_another_batch_size_needs_no_new_graph(name):
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2", "llama"])
 def test_another_length_needs_no_new_graph(name):
-    model, batch, net, _ = propagated(name, 0.0)
+    model, batch, net, _ = propagated(name)
     longer = {key: torch.cat([value, value[:, :4]], 1) for key, value in batch.items()}
-    torch.testing.assert_close(net(**longer).mean, model(**longer).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(net(**longer).var, net.trace(**longer)[""].var)
+    plain = without_variance(net).trace(**longer)[""].mean
+    torch.testing.assert_close(plain, model(**longer).logits, rtol=1e-4, atol=1e-5)
     assert len(net.signatures) == 1
 
 
-@pytest.mark.parametrize("name", ["vit", "bert", "distilbert", "beit", "clip", "gpt2", "llama"])
+@pytest.mark.parametrize("name", ["bert", "beit", "gpt2", "llama"])
 def test_eager_attention_equals_sdpa(name):
     _, batch, _, result = propagated(name)
     model, _ = make(name, attn_implementation="eager")
@@ -71,7 +83,7 @@ def test_eager_attention_equals_sdpa(name):
     torch.testing.assert_close(eager.var[seen], result.var[seen], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["beit", "llama"])
 def test_nothing_is_missing_and_the_report_says_what_is_approximate(name):
     model, batch = make(name)
     report = vp.coverage(model, posterior_of(model), **batch)
@@ -90,13 +102,12 @@ def test_queries_and_keys_carry_no_variance(name):
     assert not any(path.startswith("var.") and any(word in path for word in words) for path in read)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bert", torch.bfloat16), ("llama", torch.bfloat16), ("llama", torch.double)]
+)
 def test_other_dtypes(name, dtype):
-    model, batch = make(name)
-    net = vp.propagate(model, posterior_of(model))
-    before = net(**batch)
-    net.to(dtype)
+    _, batch, captured, before = propagated(name)
+    net = copy.deepcopy(captured).to(dtype)
     after = net(**batch)
     assert after.mean.dtype == after.var.dtype == dtype
     assert all(tensor.dtype == dtype for tensor in net.state_dict().values() if tensor.is_floating_point())
@@ -107,10 +118,8 @@ def test_other_dtypes(name, dtype):
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_a_device_move(name):
-    model, batch = make(name)
-    net = vp.propagate(model, posterior_of(model))
-    net.capture(**batch)
-    net.to("meta")
+    _, batch, captured, _ = propagated(name)
+    net = copy.deepcopy(captured).to("meta")
     result = net(**{key: value.to("meta") for key, value in batch.items()})
     assert result.mean.device.type == result.var.device.type == "meta"
     with pytest.raises(vp.errors.DeviceMismatchError, match=r"an input is on cpu, the network on meta"):
@@ -120,10 +129,8 @@ def test_a_device_move(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu(name):
-    model, batch = make(name)
-    net = vp.propagate(model, posterior_of(model))
-    before = net(**batch)
-    after = net.to("cuda")(**{key: value.cuda() for key, value in batch.items()})
+    _, batch, captured, before = propagated(name)
+    after = copy.deepcopy(captured).to("cuda")(**{key: value.cuda() for key, value in batch.items()})
     torch.testing.assert_close(after.mean.cpu(), before.mean, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(after.var.cpu(), before.var, rtol=1e-3, atol=1e-5)
 
@@ -136,7 +143,7 @@ def test_autocast():
     torch.testing.assert_close(mixed.var.float(), result.var, rtol=0.1, atol=float(result.var.max()) * 0.05)
 
 
-@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
 def test_compiled_without_graph_breaks(name):
     _, batch, net, result = propagated(name)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code, reachable
 from varprop.graph.pipeline import Plan, assemble
-from varprop.graph.registry import Tensors
+from varprop.graph.registry import Registries
 from varprop.moments import Moments
 
 
@@ -31,7 +31,7 @@ class Stages:
         return Moments(mean, var)
 
 
-def stages(tensors: Tensors, plan: Plan, trained: set[str]) -> Stages:
+def stages(tensors: Registries, plan: Plan, trained: set[str]) -> Stages:
     """Cut the graph of ``plan`` between what depends on the scales at the paths ``trained`` and what does not."""
     graph = plan.module.graph
     scales = [node for node in graph.find_nodes(op="get_attr") if node.target.removeprefix("scale.") in trained]

@@ -17,7 +17,7 @@ from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropE
 from varprop.graph.captured import Captured, module_path, numbered, size_ranges, source_line, strip_assertions
 from varprop.graph.output import Output as Output
 from varprop.graph.output import select_output
-from varprop.graph.registry import Registry, Tensors
+from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
 
 
@@ -37,7 +37,7 @@ fx.node.has_side_effect(torch.ops.varprop.mark.default)  # else it would be remo
 class _Model(nn.Module):
     """The model called with the tensors of a network in place of its own, returning one tensor."""
 
-    def __init__(self, model: nn.Module, tensors: Tensors, structure: Structure, output: Output) -> None:
+    def __init__(self, model: nn.Module, tensors: Registries, structure: Structure, output: Output) -> None:
         super().__init__()
         self.model, self.mean, self.buffer = model, tensors.mean, tensors.buffer
         self.structure, self.output = structure, output
@@ -52,7 +52,9 @@ class _Model(nn.Module):
         return select_output(self.binder.run(run, self.structure, inputs), self.output)
 
 
-def export(model: nn.Module, tensors: Tensors, output: Output, call: Call, sizes: list[tuple[Size, ...]]) -> Captured:
+def export(
+    model: nn.Module, tensors: Registries, output: Output, call: Call, sizes: list[tuple[Size, ...]]
+) -> Captured:
     """Capture ``model`` in a call like this one; of the ``sizes`` of its inputs, those without a number may stay free.
 
     Constants that its forward creates are added to ``tensors``. Raises whatever ``torch.export`` raises: see

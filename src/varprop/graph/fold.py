@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code, spell
-from varprop.graph.registry import Tensors
+from varprop.graph.registry import Registries
 
 FOLDABLE = ("mean.", "var.", "buffer.", "constant.")
 SMALL = 1 << 20
 
 
-def fold(graph: fx.Graph, tensors: Tensors) -> None:
+def fold(graph: fx.Graph, tensors: Registries) -> None:
     """Replace every value computed from tensors alone by a tensor of ``tensors.folded``, named by what it is.
 
     Views are not stored, and neither is anything much larger than what it is made of. Scales stay live: they are

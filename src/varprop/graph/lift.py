@@ -18,7 +18,7 @@ from varprop.graph.captured import (
     strip_assertions,
 )
 from varprop.graph.export import keep_constant
-from varprop.graph.registry import Registry, Tensors, scale_path
+from varprop.graph.registry import Registries, Registry, scale_path
 from varprop.graph.signature import Call, Signature, Structure, dynamic_shapes, random_inputs, stand_in
 from varprop.graph.walk import OUTPUT, Applied, Walk
 from varprop.rules.ruleset import RuleSet, op_name
@@ -34,7 +34,7 @@ class Lifted:
     scales: list[str]  # names of the scales that matter, in graph order
 
 
-def lift(captured: Captured, rules: RuleSet, tensors: Tensors, call: Call) -> Lifted:
+def lift(captured: Captured, rules: RuleSet, tensors: Registries, call: Call) -> Lifted:
     """Trace the walk into a flat graph and drop what nothing asks for.
 
     Constants and pointwise rules that it needs are added to ``tensors``; of scales it only has the names.

@@ -13,7 +13,7 @@ from varprop.graph.captured import Captured
 from varprop.graph.export import Output, capture_error, export, quiet, refuse_training
 from varprop.graph.fold import fold
 from varprop.graph.lift import Lifted, lift, require_rules
-from varprop.graph.registry import Tensors
+from varprop.graph.registry import Registries
 from varprop.graph.regroup import regroup
 from varprop.graph.signature import Call, Signature, Size, free_sizes
 from varprop.graph.walk import Applied
@@ -27,7 +27,7 @@ class Source:
     """What is compiled: a model, the tensors of a network in place of its own, and the rules that lift it."""
 
     model: nn.Module
-    tensors: Tensors
+    tensors: Registries
     rules: RuleSet
     output: Output
 
@@ -73,7 +73,7 @@ def plan_call(source: Source, call: Call, refuse: Refusal = require_rules) -> Pl
         raise capture_error(source.model, call, error) from error
 
 
-def assemble(graph: fx.Graph, tensors: Tensors) -> fx.GraphModule:
+def assemble(graph: fx.Graph, tensors: Registries) -> fx.GraphModule:
     """A module around ``graph`` that shares the registries of ``tensors`` instead of copying from them."""
     module = fx.GraphModule(nn.Module(), fx.Graph())
     tensors.lend(module)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-REGISTRIES = ("mean", "var", "buffer", "scale", "constant", "folded", "pointwise")
+REGISTRY_NAMES = ("mean", "var", "buffer", "scale", "constant", "folded", "pointwise")
 
 
 class Registry(nn.Module):
@@ -48,7 +48,7 @@ class Registry(nn.Module):
         return dict(self.items())
 
 
-class Tensors(nn.Module):
+class Registries(nn.Module):
     """What the graphs of a network refer to by name; a network is one of these.
 
     ``mean`` (every parameter), ``var`` (the random ones), ``buffer`` and ``scale`` (log α of each scale point). Not
@@ -68,7 +68,7 @@ class Tensors(nn.Module):
 
     def lend(self, module: nn.Module) -> None:
         """Give ``module`` these very registries, under the same names."""
-        for name in REGISTRIES:
+        for name in REGISTRY_NAMES:
             setattr(module, name, getattr(self, name))
 
     def add_scales(self, names: Iterable[str]) -> None:

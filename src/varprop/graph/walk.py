@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from varprop.errors import RuleError
 from varprop.graph.captured import Captured, module_path, numbered, reachable, sizes_of, source_line
 from varprop.graph.pointwise import Bodies
-from varprop.graph.registry import Registry, Tensors, scale_path
+from varprop.graph.registry import Registries, Registry, scale_path
 from varprop.graph.signature import random_inputs
 from varprop.moments import Moments, is_random
 from varprop.rules.ruleset import Rule, RuleSet, op_name
@@ -67,7 +67,7 @@ class Walk(nn.Module):
     scale: Registry
     constant: Registry
 
-    def __init__(self, captured: Captured, rules: RuleSet, tensors: Tensors, *, tracing: bool) -> None:
+    def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries, *, tracing: bool) -> None:
         super().__init__()
         tensors.lend(self)
         self.captured, self.rules, self.tracing = captured, rules, tracing

@@ -16,7 +16,7 @@ from varprop.errors import DeviceMismatchError, PrecisionError
 from varprop.graph.export import Output, refuse_training
 from varprop.graph.pipeline import Plan, Source, assemble, plan_call
 from varprop.graph.pointwise import Pointwise
-from varprop.graph.registry import REGISTRIES, Tensors, scale_path
+from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call
 from varprop.graph.walk import Walk
 from varprop.moments import Moments, is_random
@@ -26,7 +26,7 @@ from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
 
 
-class MomentNet(Tensors):
+class MomentNet(Registries):
     """Mean and variance of a model's output in one forward pass. Made by ``propagate``.
 
     Its tensors: ``mean`` (every parameter), ``var`` (the random ones), ``buffer``, ``scale`` (log α of
@@ -46,7 +46,7 @@ class MomentNet(Tensors):
 
     def _set_up(self, model: nn.Module, rules: RuleSet, output: Output) -> None:
         """A network of ``model`` that has no tensors yet."""
-        Tensors.__init__(self)
+        Registries.__init__(self)
         self.rules, self.output = rules, output
         self._model = (model,)  # a tuple, so that the model's own tensors are not this module's
         self._binder = Binder(model.forward)
@@ -187,7 +187,7 @@ class MomentNet(Tensors):
         """A network of its own tensors. Graphs refer to tensors by name, so they are copied and attached anew."""
         new = self.__class__.__new__(self.__class__)
         new._set_up(self._model[0], self.rules, self.output)
-        for name in (*REGISTRIES, "scale_names"):
+        for name in (*REGISTRY_NAMES, "scale_names"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         new._plans = [
             dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new)) for plan in self._plans

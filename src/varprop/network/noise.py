@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.export import Captured
+from varprop.graph.captured import Captured
 from varprop.graph.walk import Applied
 from varprop.rules import functions
 from varprop.rules.reduction import dims_of
