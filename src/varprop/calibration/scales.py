@@ -17,7 +17,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.calibration.stages import Stages, size_of, stages
 from varprop.calibration.temperature import divided
 from varprop.errors import CalibrationError, InputError, PrecisionError
-from varprop.graph.pipeline import Plan
+from varprop.graph.compiler import Plan
 from varprop.graph.pointwise import Pointwise
 from varprop.graph.registry import scale_path
 from varprop.graph.walk import OUTPUT

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code, reachable
-from varprop.graph.pipeline import Plan, assemble
+from varprop.graph.compiler import Plan, assemble
 from varprop.graph.registry import Registries
 from varprop.moments import Moments
 

@@ -1,1 +1,1 @@
-"""Model → graph → lifted graph → module; ``pipeline.compile_call`` shows the steps, a line each."""
+"""Model → graph → lifted graph → module; ``compiler.compile_call`` shows the steps, a line each."""

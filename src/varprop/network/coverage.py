@@ -11,8 +11,8 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 from varprop.graph.captured import module_class, module_path, source_line
+from varprop.graph.compiler import plan_call
 from varprop.graph.export import Output
-from varprop.graph.pipeline import plan_call
 from varprop.graph.walk import Applied
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
@@ -90,7 +90,7 @@ def coverage(
 ) -> Coverage:
     """Tell what ``propagate(model, posterior, rules)(*args, **kwargs)`` would do, op by op, without running it."""
     net = MomentNet(model, posterior, rules, output)
-    plan = plan_call(net.source, net.bind(args, kwargs), refuse=lambda *_: None)
+    plan = plan_call(net.lifting, net.bind(args, kwargs), refuse=lambda *_: None)
     starts = plan.captured.sources(net.var)
     shared = shared_noise(plan.captured, plan.applied, starts)
     rows = tuple(_row(entry, set(starts), shared) for entry in plan.applied if _computes(entry.node))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import DeviceMismatchError, PrecisionError
+from varprop.graph.compiler import Lifting, Plan, assemble, plan_call
 from varprop.graph.export import Output, refuse_training
-from varprop.graph.pipeline import Plan, Source, assemble, plan_call
 from varprop.graph.pointwise import Pointwise
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call
@@ -83,12 +83,12 @@ class MomentNet(Registries):
         return call
 
     @property
-    def source(self) -> Source:
+    def lifting(self) -> Lifting:
         """What its calls are compiled from."""
-        return Source(self._model[0], self, self.rules, self.output)
+        return Lifting(self._model[0], self, self.rules, self.output)
 
     def _add(self, call: Call) -> Plan:
-        plan = plan_call(self.source, call)
+        plan = plan_call(self.lifting, call)
         self._plans.append(plan)
         return plan
 

@@ -106,7 +106,7 @@ def _describe(net: MomentNet) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "versions": _versions(),
-        "architecture": rebuilding.describe(net.source.model),
+        "architecture": rebuilding.describe(net.lifting.model),
         "dtype": dtype_name(net.dtype),
         # By its contents: ``CVP | rule`` is called CVP as well.
         "rules": {"name": net.rules.name, "library": net.rules == NAMED.get(net.rules.name)},
@@ -325,11 +325,11 @@ def _roles(tensors: Mapping[str, Tensor]) -> Roles:
 
 def _fill(net: MomentNet, roles: Roles, scales: list[str]) -> None:
     """In the order they had in the network that was saved, which is the model's own."""
-    for name, _ in net.source.model.named_parameters():
+    for name, _ in net.lifting.model.named_parameters():
         net.mean.set(name, roles["mean"][name])
         if name in roles["var"]:
             net.var.set(name, roles["var"][name])
-    for name, _ in net.source.model.named_buffers():
+    for name, _ in net.lifting.model.named_buffers():
         net.buffer.set(name, roles["buffer"][name])
     for name in scales:
         net.scale.set(scale_path(name), nn.Parameter(roles["scale"][scale_path(name)], requires_grad=False))

@@ -23,7 +23,7 @@ Refusal = Callable[[Lifted, str, RuleSet], None]
 
 
 @dataclass(frozen=True)
-class Source:
+class Lifting:
     """What is compiled: a model, the tensors of a network in place of its own, and the rules that lift it."""
 
     model: nn.Module
@@ -43,9 +43,9 @@ class Plan:
     module: fx.GraphModule
 
 
-def compile_call(source: Source, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal) -> Plan:
+def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal) -> Plan:
     """Model → graph → regrouped → lifted → folded → module, a line each."""
-    model, tensors, rules, output = source.model, source.tensors, source.rules, source.output
+    model, tensors, rules, output = lifting.model, lifting.tensors, lifting.rules, lifting.output
     captured = export(model, tensors, output, call, sizes)  # a functional graph of ATen ops
     regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
     lifted = lift(captured, rules, tensors, call)  # a rule per op: a flat graph of means and variances
@@ -56,21 +56,21 @@ def compile_call(source: Source, call: Call, sizes: list[tuple[Size, ...]], refu
     return Plan(call.outline(), lifted.signature, captured, lifted.applied, module)
 
 
-def plan_call(source: Source, call: Call, refuse: Refusal = require_rules) -> Plan:
+def plan_call(lifting: Lifting, call: Call, refuse: Refusal = require_rules) -> Plan:
     """Compile a call, with batch size and lengths free if the model allows it. Errors name who is at fault."""
-    refuse_training(source.model)
+    refuse_training(lifting.model)
     try:
         with quiet():
             try:
-                return compile_call(source, call, free_sizes(call.inputs), refuse)
+                return compile_call(lifting, call, free_sizes(call.inputs), refuse)
             except Exception as error:
                 final = isinstance(error, VarpropError | torch.OutOfMemoryError)
                 if final and not isinstance(error, RuleError):
                     raise
                 # Not every model exports with free sizes: then each set of sizes gets a graph of its own.
-                return compile_call(source, call, [tuple(x.shape) for x in call.inputs], refuse)
+                return compile_call(lifting, call, [tuple(x.shape) for x in call.inputs], refuse)
     except Exception as error:
-        raise capture_error(source.model, call, error) from error
+        raise capture_error(lifting.model, call, error) from error
 
 
 def assemble(graph: fx.Graph, tensors: Registries) -> fx.GraphModule:
