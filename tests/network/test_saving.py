@@ -223,10 +223,10 @@ def test_memory_layouts_come_back(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:calibration ended after")  # a few steps will do
 def test_a_loaded_network_can_be_calibrated_moved_and_saved(tmp_path):
-    model, x = convolutions(), torch.randn(60, 3, 9, 9)
+    model, given, x = convolutions(), Convolutions().eval(), torch.randn(60, 3, 9, 9)
     vp.propagate(model, posterior_of(model, 1e-2)).save_pretrained(tmp_path / "a")
     with torch.inference_mode():
-        net = vp.MomentNet.from_pretrained(tmp_path / "a", Convolutions().eval(), device="cpu")
+        net = vp.MomentNet.from_pretrained(tmp_path / "a", given, device="cpu")
     settings = {"epochs": 2, "lr": 0.1, "progress": False, "scales": vp.OUTPUT_ONLY}
     net = vp.calibrate(net, [(x, torch.randint(4, (60,)))], **settings)
     net.double().save_pretrained(tmp_path / "b" / "c")
