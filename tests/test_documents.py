@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", flags=re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^[ >]*(```|~~~) *(python|py|pycon)\b", flags=re.MULTILINE | re.IGNORECASE)
 TABLE = re.compile(r"<!-- table: (\S+) ([\w-]+) (\S+) -->\n\n((?:\|[^\n]*\n)+)")
+LONG = {"docs/quickstart.md"}  # which trains a network: half a minute of a core
 # Libraries a page shows that are no dependencies of the tests: they are installed apart, from peers.txt.
 PEERS = {"docs/posteriors.md": ("laplace", "bayesian_torch")}
 
@@ -35,7 +36,7 @@ def pages():
     # laplace-torch says it whenever a prior precision is tuned.
     "ignore:By default `link_approx` is `probit`:UserWarning",
 )
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.second) if p in LONG else p for p in pages()])
 def test_python_blocks_run(page, capsys, tmp_path, monkeypatch):
     for peer in PEERS.get(page, ()):
         pytest.importorskip(peer)

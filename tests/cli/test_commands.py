@@ -48,7 +48,7 @@ def test_help_has_an_example(varprop, name):
 def test_coverage_of_a_function(varprop, mine):
     found = varprop("coverage", "mine:model", "--shape", "2,4")
     assert found.code == 0
-    assert "Sequential under CVP: 3 ops, 0 approximate, 0 missing" in found.out
+    assert "Sequential under CVP: 3 ops, 0 approximate, 0 independent, 0 missing" in found.out
     assert "aten.gelu.default" in found.out
     assert "STREAMLINING" in varprop("coverage", "mine:model", "--shape", "2,4", "--rules", "STREAMLINING").out
 

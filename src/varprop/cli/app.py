@@ -47,7 +47,10 @@ def demo(
     started = time.perf_counter()
     console = Console()
     console.print("[bold]Digits (small ViT)[/bold]: training, calibrating, predicting", highlight=False)
-    show(demonstrate(out, numbers(seeds), costs=costs), console)
+    chosen = numbers(seeds)
+    show(demonstrate(out, chosen, costs=costs), console)
+    if len(chosen) == 1:
+        console.print("one seed: small differences are noise, --seeds 0-4 shows how large that is", highlight=False)
     _report(out, None, console)
     console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 
