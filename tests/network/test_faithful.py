@@ -1,0 +1,209 @@
+"""The captured graph computes what the model computes, for every call; where it cannot, it says so."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import varprop as vp
+from tests.models import posterior_of
+from varprop.errors import PrecisionError, UnsupportedOpError
+
+
+class Call(nn.Module):
+    """A function of a linear layer's output."""
+
+    def __init__(self, function, inputs=4, outputs=4):
+        super().__init__()
+        self.layer, self.function = nn.Linear(inputs, outputs), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+class Before(Call):
+    """A linear layer of a function of the input."""
+
+    def forward(self, x):
+        return self.layer(self.function(x))
+
+
+def network(model, var=0.0, **options):
+    torch.manual_seed(0)
+    return vp.propagate(model.eval(), posterior_of(model, var), **options)
+
+
+def agrees(net, model, x):
+    given = x.clone()
+    found = net(x)
+    assert torch.equal(x, given), "the input was changed"
+    with torch.no_grad():
+        expected = model(x.clone())
+    assert found.mean.shape == found.var.shape == expected.shape
+    torch.testing.assert_close(found.mean, expected, rtol=1e-5, atol=1e-5)
+    assert bool((found.var >= 0).all())
+
+
+def sampled_var(model, posterior, x, samples=4000):
+    torch.manual_seed(1)
+    draws = torch.stack(list(vp.MonteCarlo(model, posterior, samples).draws(x)))
+    return draws.var(0)
+
+
+# --- inputs written to, control flow on sizes ------------------------------------------------------------
+
+
+def test_a_first_layer_that_writes_to_its_input():
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 2))
+    net, x = network(model, 1e-3), torch.randn(5, 4)
+    agrees(net, model, x)
+    assert bool((net(x).var > 0).all())
+
+
+def pad_to_four(x):
+    missing = -x.shape[1] % 4
+    return F.pad(x, (0, 0, 0, missing)).cumsum(1) if missing else x.cumsum(1)
+
+
+CONTROL_FLOW = {
+    "padding to a multiple": lambda x: pad_to_four(x).sum(1),
+    "branch on a remainder": lambda x: (F.pad(x, (0, 0, 0, 1)) if x.shape[1] % 2 else 2 * x).sum(1),
+    "a batch of one": lambda x: x.sum(1) if x.shape[0] == 1 else 2 * x.sum(1),
+    "a size as a number": lambda x: x.sum(1) + torch.ones(int(x.shape[0]), 1),
+    "half of the length": lambda x: x[:, : int(x.shape[1] * 0.5)].sum(1),
+    "the last piece": lambda x: x.split(3, dim=1)[-1].sum(1),
+}
+
+
+@pytest.mark.parametrize("function", CONTROL_FLOW.values(), ids=CONTROL_FLOW)
+def test_control_flow_on_sizes(function):
+    model = Before(function)
+    net = network(model)
+    for batch, length in ((3, 8), (3, 7), (1, 8), (2, 5), (3, 12), (1, 1)):
+        agrees(net, model, torch.randn(batch, length, 4))
+
+
+# --- functions taken for others ----------------------------------------------------------------------------
+
+CHAINS = {
+    "relu, hardtanh": lambda x: F.hardtanh(F.relu(x), 0, 20),
+    "relu, clamp": lambda x: F.relu(x).clamp(max=20),
+    "gelu, clamp": lambda x: F.gelu(x).clamp(-15, 15),
+    "clamp, softplus": lambda x: F.softplus(x.clamp(max=20)),
+    "abs, clamp": lambda x: x.abs().clamp(max=50),
+    "silu by hand": lambda x: x * torch.sigmoid(x),
+    "gelu by hand": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "softplus, beta": lambda x: F.softplus(x, beta=3.0),
+    "softplus, threshold": lambda x: F.softplus(x, threshold=1.0),
+}
+
+
+@pytest.mark.parametrize("function", CHAINS.values(), ids=CHAINS)
+def test_chains_are_what_they_are_far_out(function):
+    model = Call(function)
+    with torch.no_grad():
+        model.layer.weight.copy_(torch.eye(4))
+        model.layer.bias.zero_()
+    agrees(network(model), model, torch.linspace(-100, 100, 804).view(-1, 4))
+
+
+def norm_with_alpha(x):
+    centred = torch.sub(x, x.mean(-1, keepdim=True), alpha=0.5)
+    return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def norm_with_scaled_eps(x):
+    return x * torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), torch.ones(()), alpha=0.25))
+
+
+@pytest.mark.parametrize("function", [norm_with_alpha, norm_with_scaled_eps])
+def test_alpha_inside_a_norm(function):
+    model = Call(function)
+    agrees(network(model), model, 1 + torch.randn(6, 4))
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(4, 1), (1, 4), (4, 4)])
+def test_a_residual_that_broadcasts(inputs, outputs):
+    model, x = Residual(inputs, outputs), torch.randn(5, inputs)
+    agrees(network(model), model, x)
+    found = network(model, 1e-2)(vp.Moments(x, torch.full_like(x, 1e-2)))
+    assert found.var.shape == (5, 4)
+
+
+# --- variance that must not vanish -------------------------------------------------------------------------
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(UnsupportedOpError, match="fft"):
+        network(Call(lambda x: torch.fft.fft(x).real), 1e-3)(torch.randn(3, 4))
+
+
+def test_a_network_that_ends_in_softmax():
+    model = Call(lambda x: x.softmax(-1))
+    net, x = network(model, 1e-2), torch.randn(3, 4)
+    with pytest.warns(UserWarning, match="softmax"):
+        found = net(x)
+    torch.testing.assert_close(found.mean, model.layer(x).detach())
+    assert bool((found.var > 0).all())
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(PrecisionError, match="float16"):
+        network(nn.Linear(4, 2).half(), 1e-3)
+
+
+MASKS = {
+    "sqrt at 0": lambda x: (x * torch.tensor([1.0, 1.0, 0.0, 0.0])).abs().sqrt(),
+    "relu of a mask": lambda x: F.relu(x + torch.tensor([0.0, 0.0, -torch.inf, -torch.inf])),
+    "elu of a mask": lambda x: F.elu(x + torch.tensor([0.0, 0.0, -torch.inf, -torch.inf])),
+    "gelu of the least number": lambda x: F.gelu(
+        x.masked_fill(torch.tensor([False, False, True, True]), torch.finfo(torch.float32).min)
+    ),
+    "local response norm": lambda x: F.local_response_norm(x[..., None], 2)[..., 0],
+    "power pooling": lambda x: F.lp_pool1d(F.relu(x[:, None]), 2.0, 2)[:, 0],
+}
+
+
+@pytest.mark.parametrize("function", MASKS.values(), ids=MASKS)
+def test_no_nan_where_the_model_is_finite(function):
+    model, x = Call(function), torch.randn(6, 4)
+    found = network(model, 1e-4)(x)
+    assert bool(found.mean.isfinite().all())
+    assert bool(found.var.isfinite().all())
+    agrees(network(model), model, x)
+
+
+# --- entries copied and summed -----------------------------------------------------------------------------
+
+
+def broadcast_einsum(x):
+    return torch.einsum("bi,bi->b", x[:, :1].expand(-1, 4), torch.ones(x.shape[0], 4))[:, None]
+
+
+COPIES = {
+    "einsum over a size of one": lambda x: torch.einsum("bi,ji->bj", x[:, :1], torch.ones(2, 4)),
+    "expand, sum": lambda x: x[:, :1].expand(-1, 4).sum(-1, keepdim=True),
+    "cat, sum": lambda x: torch.cat([x, x], -1).sum(-1, keepdim=True),
+    "repeat, sum": lambda x: x.repeat(1, 3).sum(-1, keepdim=True),
+    "nearest, sum": lambda x: F.interpolate(x[:, None], scale_factor=2.0)[:, 0].sum(-1, keepdim=True),
+    "reflect, sum": lambda x: F.pad(x[:, None], (2, 2), mode="reflect")[:, 0].sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("function", COPIES.values(), ids=COPIES)
+def test_copies_that_are_summed_are_right_or_marked(function):
+    model, x = Call(function), torch.randn(2, 4)
+    posterior = posterior_of(model.eval(), 1e-3)
+    predicted = vp.propagate(model, posterior)(x).var
+    sampled = sampled_var(model, posterior, x)
+    right = torch.allclose(predicted, sampled, rtol=0.15)
+    assert right or vp.coverage(model, posterior, x).dependent, "wrong, and called exact"

@@ -1,0 +1,74 @@
+"""Random networks: what must hold for every one of them."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import varprop as vp
+from tests.models import posterior_of
+from tests.network.programs import TOKENS, WIDTH, Program, programs
+
+pytestmark = pytest.mark.second
+
+EXAMPLES = int(os.environ.get("VARPROP_FUZZ", "25"))
+QUIET = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES <= 25
+)
+
+
+def inputs(seed: int, batch: int = 3) -> torch.Tensor:
+    return torch.randn(batch, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+@QUIET
+@given(programs(), st.integers(0, 1000))
+def test_what_holds_for_every_network(model: Program, seed: int) -> None:
+    x = inputs(seed)
+    with torch.no_grad():
+        plain = model(x)
+    scale = 1e-5 * max(1.0, float(plain.abs().max()))
+
+    still = vp.propagate(model, posterior_of(model, 0.0))(x)
+    torch.testing.assert_close(still.mean, plain, rtol=1e-4, atol=scale)
+    assert not bool(still.var.any()), "variance out of nothing"
+
+    net = vp.propagate(model, posterior_of(model, 1e-3))
+    found = net(x)
+    assert found.mean.shape == found.var.shape == plain.shape
+    assert bool(found.mean.isfinite().all())
+    assert bool((found.var > 0).all()), "the head alone gives every output a variance"
+
+    alone = net(x[:1])
+    torch.testing.assert_close(alone.mean, found.mean[:1], rtol=1e-4, atol=scale)
+    torch.testing.assert_close(alone.var, found.var[:1], rtol=1e-4, atol=1e-9)
+
+    streamlined = vp.propagate(model, posterior_of(model, 1e-3), rules=vp.STREAMLINING)(x)
+    torch.testing.assert_close(streamlined.mean, plain, rtol=1e-4, atol=scale)
+
+
+@QUIET
+@given(programs(), st.integers(0, 1000))
+def test_one_random_layer_at_the_end_agrees_with_the_delta_method(model: Program, seed: int) -> None:
+    """Where nothing mixes entries after the noise, small variances are those of the Jacobian: J² Σ."""
+    x = inputs(seed)
+    var = 1e-8
+    posterior = posterior_of(model, var).restrict("head")
+    found = vp.propagate(model, posterior, rules=vp.STREAMLINING)(x)
+    weights = {name: weight.detach() for name, weight in model.named_parameters() if name.startswith("head")}
+    jacobian = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, (x,)))(weights)
+    expected = sum(j.square().flatten(found.var.ndim).sum(-1) for j in jacobian.values()) * var
+    torch.testing.assert_close(found.var, expected, rtol=1e-3, atol=1e-14)
+
+
+@QUIET
+@given(programs(), st.integers(0, 1000))
+def test_variance_is_of_the_size_that_samples_have(model: Program, seed: int) -> None:
+    """Dependence is neglected, so no more than the order of magnitude can be asked for."""
+    x = inputs(seed)
+    posterior = posterior_of(model, 1e-4)
+    found = vp.propagate(model, posterior)(x).var.mean()
+    draws = torch.stack(list(vp.MonteCarlo(model, posterior, samples=64, at_once=64).draws(x)))
+    assert 0.02 < float(found / draws.var(0).mean()) < 20
