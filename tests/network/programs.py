@@ -32,7 +32,9 @@ class Program(nn.Module):
         super().__init__()
         self.instructions, self.end = instructions, end
         self.shared, self.tied = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.layers = nn.ModuleDict({str(i): _layer(name) for i, (kind, name) in enumerate(instructions) if kind == "layer"})
+        self.layers = nn.ModuleDict(
+            {str(i): _layer(name) for i, (kind, name) in enumerate(instructions) if kind == "layer"}
+        )
         self.head = nn.Linear(WIDTH, 3)
         self.tied.weight = self.shared.weight
 

@@ -226,7 +226,7 @@ def _check(net: MomentNet, epochs: int, lr: float, batch_size: int, micro_batch:
     wrong = {name: value for name, value in numbers.items() if value is not None and not 0 < value < math.inf}
     if wrong:
         raise CalibrationError(f"{', '.join(f'{n}={v}' for n, v in wrong.items())}: it must be positive")
-    if not any(bool((var > 0).any()) for _, var in net.var.items()):
+    if not any(bool((var > 0).any()) for _, var in net.var):
         raise CalibrationError("all variances of this network are 0: there is nothing to scale")
 
 

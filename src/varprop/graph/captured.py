@@ -29,6 +29,8 @@ class Captured:
     inputs: list[fx.Node] = field(default_factory=list)
     module_inputs: dict[str, fx.Node] = field(default_factory=dict)
     module_outputs: dict[str, fx.Node] = field(default_factory=dict)
+    ending: str = ""
+    """What the model does to ``output`` and links expect to be undone: ``softmax`` or ``log_softmax``."""
 
     @property
     def output(self) -> fx.Node:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from varprop.errors import RuleError, VarpropError
+from varprop.errors import CaptureError, RuleError, VarpropError
 from varprop.graph.captured import Captured
+from varprop.graph.check import difference
 from varprop.graph.export import Output, capture_error, export, quiet, refuse_training
 from varprop.graph.fold import fold
 from varprop.graph.lift import Lifted, lift, require_rules
@@ -41,6 +43,10 @@ class Plan:
     captured: Captured
     applied: list[Applied]
     module: fx.GraphModule
+    checked: set[Any] = field(default_factory=set)  # the sizes for which it was seen to be the model
+
+    def has_checked(self, call: Call) -> bool:
+        return call.sizes in self.checked
 
 
 def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal) -> Plan:
@@ -56,21 +62,48 @@ def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], re
     return Plan(call.outline(), lifted.signature, captured, lifted.applied, module)
 
 
-def plan_call(lifting: Lifting, call: Call, refuse: Refusal = require_rules) -> Plan:
+def plan_call(lifting: Lifting, call: Call, refuse: Refusal = require_rules, *, free: bool = True) -> Plan:
     """Compile a call, with batch size and lengths free if the model allows it. Errors name who is at fault."""
     refuse_training(lifting.model)
     try:
         with quiet():
-            try:
-                return compile_call(lifting, call, free_sizes(call.inputs), refuse)
-            except Exception as error:
-                final = isinstance(error, VarpropError | torch.OutOfMemoryError)
-                if final and not isinstance(error, RuleError):
-                    raise
-                # Not every model exports with free sizes: then each set of sizes gets a graph of its own.
-                return compile_call(lifting, call, [tuple(x.shape) for x in call.inputs], refuse)
+            if free and (plan := _try_free(lifting, call, refuse)):
+                return plan
+            return compile_call(lifting, call, [tuple(x.shape) for x in call.inputs], refuse)
     except Exception as error:
         raise capture_error(lifting.model, call, error) from error
+
+
+def _try_free(lifting: Lifting, call: Call, refuse: Refusal) -> Plan | None:
+    """Not every model exports with free sizes, and some fix them at other values than these: then each set of sizes
+    gets a graph of its own.
+    """
+    try:
+        plan = compile_call(lifting, call, free_sizes(call.inputs), refuse)
+    except Exception as error:
+        if isinstance(error, VarpropError | torch.OutOfMemoryError) and not isinstance(error, RuleError):
+            raise
+        return None
+    return plan if plan.signature.accepts(call) else None
+
+
+def check_plan(lifting: Lifting, plan: Plan, call: Call) -> Plan:
+    """``plan``, or another for these sizes alone, which was seen to compute what the model computes in this call.
+
+    Free sizes let a graph serve calls it was not captured with, while the model's code may do something else there.
+    """
+    if plan.has_checked(call):
+        return plan
+    if difference(lifting, plan.captured, call):
+        plan = plan_call(lifting, call, free=False)
+        if module := difference(lifting, plan.captured, call):
+            shapes = ", ".join(str(list(shape)) for shape in call.sizes)
+            raise CaptureError(
+                f"the graph of {type(lifting.model).__name__} is not the model: {module} differs for inputs of shape "
+                f"{shapes}. Its forward depends on what no graph holds, such as a state that changes from call to call"
+            )
+    plan.checked.add(call.sizes)
+    return plan
 
 
 def assemble(graph: fx.Graph, tensors: Registries) -> fx.GraphModule:

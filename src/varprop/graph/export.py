@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropError
 from varprop.graph.captured import Captured, module_path, numbered, size_ranges, source_line, strip_assertions
@@ -31,10 +31,17 @@ def _(x: Tensor, key: str) -> None:
     return None
 
 
+SOFTMAX: dict[Any, str] = {
+    torch.ops.aten.softmax.int: "softmax",
+    torch.ops.aten._softmax.default: "softmax",
+    torch.ops.aten.log_softmax.int: "log_softmax",
+    torch.ops.aten._log_softmax.default: "log_softmax",
+}
+
 fx.node.has_side_effect(torch.ops.varprop.mark.default)  # else it would be removed before we read it
 
 
-class _Model(nn.Module):
+class Model(nn.Module):
     """The model called with the tensors of a network in place of its own, returning one tensor."""
 
     def __init__(self, model: nn.Module, tensors: Registries, structure: Structure, output: Output) -> None:
@@ -44,7 +51,7 @@ class _Model(nn.Module):
         self.binder = Binder(model.forward)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        tensors = self.mean.tensors() | self.buffer.tensors()
+        tensors = dict([*self.mean, *self.buffer])
 
         def run(*args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.model, tensors, args, kwargs)
@@ -61,20 +68,36 @@ def export(
     ``capture_error`` for what to make of it.
     """
     examples = tuple(map(stand_in, call.inputs, sizes))
-    wrapped = _Model(model, tensors, call.structure, output)
+    wrapped = Model(model, tensors, call.structure, output)
     with watched(model, lambda kind, path, x: torch.ops.varprop.mark(x, f"{kind}:{path}")):
         program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
         program = program.run_decompositions({})
     captured = _read(program, call.structure, tensors.constant)
+    _leave_softmax_to_the_link(captured)
     _refuse_drawing(captured)
     _refuse_writing(program)
     return captured
 
 
 @contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Plain float maths without autograd, and without torch's warnings about its own internals."""
+    """Plain float maths without autograd, and without torch's warnings about its own internals.
+
+    Also without the fast path of ``nn.TransformerEncoder``, which no graph holds: it skips padded tokens and returns
+    zeros for them, where the plain path returns what nobody should read.
+    """
     with (
+        _without_fast_path(),
         warnings.catch_warnings(action="ignore"),
         torch.inference_mode(False),
         torch.no_grad(),
@@ -162,15 +185,28 @@ def _read(program: torch.export.ExportedProgram, structure: Structure, constants
             kind, _, path = node.args[1].partition(":")
             (captured.module_inputs if kind == "in" else captured.module_outputs)[path] = node.args[0]
             program.graph.erase_node(node)
+    kinds = [spec.kind for spec in program.graph_signature.output_specs]
+    output = program.graph.output_node()
+    output.args = ((output.args[0][kinds.index(OutputKind.USER_OUTPUT)],),)  # inputs written to are listed before
     strip_assertions(program.graph)
     return captured
+
+
+def _leave_softmax_to_the_link(captured: Captured) -> None:
+    """A model that ends in softmax is propagated up to its logits, which is what links expect: a softmax of means
+    carries no variance.
+    """
+    last = captured.output
+    if last.target in SOFTMAX and last.args[1] in (-1, last.meta["val"].ndim - 1):
+        captured.ending = SOFTMAX[last.target]
+        captured.graph.output_node().args = ((last.args[0],),)
 
 
 def keep_constant(tensor: Tensor, constants: Registry) -> str:
     """Keep a tensor that a forward or a rule creates, under a name that is its content: graphs share equal ones."""
     content = b"" if tensor.is_meta else tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     name = "c" + hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + content).hexdigest()[:16]
-    constants.set(name, tensor, persistent=False)
+    constants[name] = tensor
     return name
 
 

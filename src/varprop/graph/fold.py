@@ -36,7 +36,7 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
             value = _evaluate(base, values, {})
             if not isinstance(value, Tensor) or value.numel() > max(SMALL, 2 * _input_size(base, values)):
                 continue
-            folded.set(names[base], value.contiguous(), persistent=False)
+            folded[names[base]] = value.contiguous()
         with graph.inserting_before(base):
             attribute = graph.create_node("get_attr", f"folded.{names[base]}")
         attribute.meta = dict(base.meta)

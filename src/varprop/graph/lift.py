@@ -43,7 +43,7 @@ def lift(captured: Captured, rules: RuleSet, tensors: Registries, call: Call) ->
     names = [*walk.scale_names.values(), OUTPUT]
     walk.scale = Registry()  # stand-ins for all scales there may be; those that prove to matter are made later
     for name in names:
-        walk.scale.set(scale_path(name), torch.zeros((), dtype=tensors.dtype, device=tensors.device))
+        walk.scale[scale_path(name)] = torch.zeros((), dtype=tensors.dtype, device=tensors.device)
     for node in walk.scale_names:
         walk.bodies.prepare(node, rules[node.target], tensors.device)  # type: ignore[index]
     leaves, sizes = [], []

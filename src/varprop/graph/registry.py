@@ -11,9 +11,16 @@ REGISTRY_NAMES = ("mean", "var", "buffer", "scale", "constant", "folded", "point
 
 
 class Registry(nn.Module):
-    """A map from dotted paths to tensors: parameters stay parameters, other tensors become buffers."""
+    """A map from dotted paths to tensors: parameters stay parameters, other tensors become buffers.
 
-    def set(self, path: str, tensor: Tensor, *, persistent: bool = True) -> None:
+    Its methods have no plain names, because those are the model's: modules may be called ``items`` or ``set``.
+    """
+
+    def __init__(self, *, persistent: bool = True) -> None:
+        super().__init__()
+        self._persistent = persistent
+
+    def __setitem__(self, path: str, tensor: Tensor) -> None:
         *parents, leaf = path.split(".")
         owner: nn.Module = self
         for name in parents:
@@ -23,10 +30,10 @@ class Registry(nn.Module):
         if isinstance(tensor, nn.Parameter):
             owner.register_parameter(leaf, tensor)
         else:
-            owner.register_buffer(leaf, tensor, persistent=persistent)
+            owner.register_buffer(leaf, tensor, persistent=self._persistent)
 
     def __repr__(self) -> str:
-        return f"Registry({len(self.tensors())} tensors)"
+        return f"Registry({len(list(self))} tensors)"
 
     def __getitem__(self, path: str) -> Tensor:
         parent, _, leaf = path.rpartition(".")
@@ -40,12 +47,9 @@ class Registry(nn.Module):
             return False
         return leaf in owner._buffers or leaf in owner._parameters
 
-    def items(self) -> Iterator[tuple[str, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.named_parameters(remove_duplicate=False)
         yield from self.named_buffers(remove_duplicate=False)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.items())
 
 
 class Registries(nn.Module):
@@ -64,7 +68,8 @@ class Registries(nn.Module):
 
     def clear(self) -> None:
         """Empty what compiling a call fills."""
-        self.constant, self.folded, self.pointwise = Registry(), Registry(), nn.ModuleDict()
+        self.constant, self.folded = Registry(persistent=False), Registry(persistent=False)
+        self.pointwise = nn.ModuleDict()
 
     def lend(self, module: nn.Module) -> None:
         """Give ``module`` these very registries, under the same names."""
@@ -76,7 +81,7 @@ class Registries(nn.Module):
         for name in names:
             if name not in self.scale_names:
                 scale = nn.Parameter(torch.zeros((), dtype=self.dtype, device=self.device), requires_grad=False)
-                self.scale.set(scale_path(name), scale)
+                self.scale[scale_path(name)] = scale
                 self.scale_names.append(name)
 
     @property
@@ -85,7 +90,7 @@ class Registries(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        floats = (tensor.dtype for _, tensor in self.mean.items() if tensor.is_floating_point())
+        floats = (tensor.dtype for _, tensor in self.mean if tensor.is_floating_point())
         return next(floats, torch.get_default_dtype())
 
 

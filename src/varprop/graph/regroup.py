@@ -83,7 +83,7 @@ def _match_rms(node: fx.Node) -> tuple[fx.Node, list[int], Any] | None:
     root = aten.sqrt.default if node.target is aten.div.Tensor else aten.rsqrt.default
     for x, factor in pairs:
         inner = _argument(factor, root)
-        if inner is None or inner.target is not aten.add.Tensor or not isinstance(x, fx.Node):
+        if inner is None or not _is(inner, aten.add.Tensor) or not isinstance(x, fx.Node):
             continue
         for statistic, eps in (inner.args[:2], inner.args[1::-1]):
             dims = _mean_square_dims(statistic, x)
@@ -127,13 +127,18 @@ def _population_variance_dims(node: fx.Node) -> list[int] | None:
 def _match_centred(x: fx.Node, dims: list[int]) -> Any:
     """The x of ``x − mean(x)`` over the same dims."""
     sub = _see_through(x)
-    if not isinstance(sub, fx.Node) or sub.target is not aten.sub.Tensor:
+    if not isinstance(sub, fx.Node) or not _is(sub, aten.sub.Tensor):
         return None
     mean = _see_through(sub.args[1])
     if not isinstance(mean, fx.Node) or mean.target is not aten.mean.dim or not _keepdim(mean, 2):
         return None
     same = list(mean.args[1]) == dims and _see_through(mean.args[0]) is _see_through(sub.args[0])  # type: ignore[arg-type]
     return sub.args[0] if same else None
+
+
+def _is(node: fx.Node, target: Any) -> bool:
+    """Is it this sum or difference, and not one with a factor on the second term?"""
+    return node.target is target and node.kwargs.get("alpha", 1) == 1
 
 
 def _keepdim(node: fx.Node, position: int) -> bool:
@@ -162,7 +167,7 @@ def _is_transparent(node: fx.Node) -> bool:
 
 def _residual_linear(captured: Captured, reached: set[fx.Node]) -> None:
     for node in captured.ops():
-        if node not in reached or node.target is not aten.add.Tensor or node.kwargs:
+        if node not in reached or not _is(node, aten.add.Tensor):
             continue
         for x, branch in (node.args[:2], node.args[1::-1]):
             inner = _see_through(branch)
@@ -171,6 +176,7 @@ def _residual_linear(captured: Captured, reached: set[fx.Node]) -> None:
                 and inner.target is aten.linear.default
                 and inner.args[0] is x
                 and x in reached
+                and _shape(inner) == _shape(x)  # else one of them is broadcast
             ):
                 _replace(captured, node, functions.residual_linear, inner.args)
                 break
@@ -257,11 +263,21 @@ def _fuse(captured: Captured, node: fx.Node, source: dict[fx.Node, fx.Node]) -> 
 
 
 def _recognise(function: fx.GraphModule) -> tuple[Any, dict[str, Any]] | None:
-    """Compare with the functions that have a rule of their own, on a grid: any way of writing them counts."""
-    grid = torch.linspace(-12, 12, 481, dtype=torch.float64)
+    """The function with a rule of its own that this chain is: written with ops it may be written with, and the same.
+
+    The values confirm it, on a grid that has every number of the chain in it and goes on as far as values do. Where
+    the chain overflows and the function does not, as log(1 + eˣ) does, the model has no use for either.
+    """
+    ops = {node.target for node in function.graph.nodes if node.op == "call_function"} - AFFINE
+    numbers = [float(arg) for node in function.graph.nodes for arg in node.args if isinstance(arg, int | float)]
+    near, far = torch.linspace(-12, 12, 481), torch.logspace(1, 8, 141)
+    around = torch.tensor(numbers)[:, None] * torch.tensor([-1.001, -1, -0.999, 0.999, 1, 1.001])
+    grid = torch.cat([near, far, -far, around.flatten()]).double()
     values = function(grid)
-    for target, kwargs in KNOWN:
-        if torch.allclose(values, target(grid, **kwargs), rtol=1e-6, atol=1e-7):
+    for target, kwargs, vocabulary in KNOWN:
+        expected = target(grid, **kwargs)
+        alike = torch.isclose(values, expected, rtol=1e-6, atol=1e-7) | ~values.isfinite()
+        if ops <= vocabulary and bool(alike.all()):
             return target, kwargs
     return None
 
@@ -274,20 +290,32 @@ def _is_defined_everywhere(function: fx.GraphModule, constants: list[fx.Node]) -
     return not constants and bool(function(wide).isfinite().all())
 
 
-KNOWN: tuple[tuple[Any, dict[str, Any]], ...] = (
-    (aten.gelu.default, {}),
-    (aten.gelu.default, {"approximate": "tanh"}),
-    (functions.quick_gelu, {}),
-    (aten.silu.default, {}),
-    (aten.sigmoid.default, {}),
-    (aten.tanh.default, {}),
-    (aten.relu.default, {}),
-    (aten.softplus.default, {}),
-    (aten.mish.default, {}),
-    (aten.elu.default, {}),
-    (aten.hardswish.default, {}),
-    (aten.hardsigmoid.default, {}),
-    (aten.abs.default, {}),
+_EXPONENTIALS = {aten.exp.default, aten.reciprocal.default, aten.sigmoid.default, aten.tanh.default}
+_LOGARITHMS = {aten.log.default, aten.log1p.default, aten.log_sigmoid.default, aten.softplus.default}
+_KINKS = {
+    aten.abs.default,
+    aten.clamp.default,
+    aten.clamp_max.default,
+    aten.clamp_min.default,
+    aten.hardtanh.default,
+    aten.relu.default,
+    aten.relu6.default,
+}
+# Functions with a rule, and the ops that may occur, beside affine ones, where they are written out.
+KNOWN: tuple[tuple[Any, dict[str, Any], set[Any]], ...] = (
+    (aten.gelu.default, {}, {aten.erf.default, aten.gelu.default}),
+    (aten.gelu.default, {"approximate": "tanh"}, {aten.pow.Tensor_Scalar, aten.square.default, *_EXPONENTIALS}),
+    (functions.quick_gelu, {}, _EXPONENTIALS),
+    (aten.silu.default, {}, _EXPONENTIALS),
+    (aten.sigmoid.default, {}, _EXPONENTIALS),
+    (aten.tanh.default, {}, _EXPONENTIALS),
+    (aten.relu.default, {}, _KINKS),
+    (aten.softplus.default, {}, _LOGARITHMS | _EXPONENTIALS | _KINKS),
+    (aten.mish.default, {}, _LOGARITHMS | _EXPONENTIALS),
+    (aten.elu.default, {}, {aten.elu.default, aten.exp.default, *_KINKS}),
+    (aten.hardswish.default, {}, {aten.hardsigmoid.default, *_KINKS}),
+    (aten.hardsigmoid.default, {}, _KINKS),
+    (aten.abs.default, {}, _KINKS),
 )
 
 

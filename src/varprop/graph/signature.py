@@ -35,6 +35,10 @@ class Call:
         pairs = [(next(remaining), next(remaining) if random else None) for random in random_inputs(self.structure)]
         return [mean for mean, _ in pairs]
 
+    @property
+    def sizes(self) -> tuple[torch.Size, ...]:
+        return tuple(x.shape for x in self.inputs)
+
     def outline(self) -> Call:
         """The same call without numbers, which is enough to capture it again."""
         return Call(self.structure, [torch.empty_like(leaf, device="meta") for leaf in self.leaves])

@@ -126,13 +126,17 @@ class Walk(nn.Module):
         rule = self.rules.get(op)
         result = NotImplemented if rule is None else self._use(rule, node, self._scale_first(node, args), kwargs)
         if result is NotImplemented:
-            rule, result = None, _without_rule(op(*mean_args(args), **mean_args(kwargs)))
+            rule, result = None, _without_rule(op(*mean_args(args), **mean_args(kwargs)), _nothing((args, kwargs)))
         self.journal.entries.append(Applied(node, rule, True, _has_moments(result)))
         return self._tagged(result, len(self.journal.entries) - 1) if self.tracing else result
 
     def _use(self, rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
         try:
-            return self.bodies.apply(node, args[0]) if node in self.bodies.names else rule(*args, **kwargs)
+            result = self.bodies.apply(node, args[0]) if node in self.bodies.names else rule(*args, **kwargs)
+            for part in result if isinstance(result, list) else (result,):
+                if is_random(part) and [*map(str, part.mean.shape)] != [*map(str, part.var.shape)]:
+                    raise RuleError(f"its mean has shape {list(part.mean.shape)}, its variance {list(part.var.shape)}")
+            return result
         except Exception as error:
             place = f"{module_path(node) or 'the top level'} ({source_line(node)})"
             raise RuleError(f"rule {rule.name!r} for {op_name(node.target)} failed at {place}: {error}") from error
@@ -173,13 +177,28 @@ def scale_names(captured: Captured, rules: RuleSet, var: Registry) -> dict[fx.No
     return names
 
 
-def _without_rule(result: Any) -> Any:
-    """Stand-in moments for the result of an op without a rule; refused later if anything asks for them."""
+def _without_rule(result: Any, nothing: Tensor) -> Any:
+    """Stand-in moments for the result of an op without a rule; refused later if anything asks for them.
+
+    Adding ``nothing`` makes them ask for the variances that came in, so that gaps before this one are found too.
+    """
     if isinstance(result, list | tuple):
-        return [_without_rule(item) for item in result]
-    if isinstance(result, Tensor) and result.is_floating_point():
-        return Moments(result, torch.zeros_like(result))
+        return [_without_rule(item, nothing) for item in result]
+    if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
+        return Moments(result, torch.zeros_like(result) + nothing.to(result.device))
     return result
+
+
+def _nothing(value: Any) -> Tensor:
+    """0, computed from all variances in ``value``."""
+    total = torch.zeros(())
+    for item in value.values() if isinstance(value, dict) else value:
+        if is_random(item):
+            var = item.var.real if item.var.is_complex() else item.var
+            total = total.to(var.device) + 0 * var.sum()
+        elif isinstance(item, dict | list | tuple):
+            total = total + _nothing(item).to(total.device)
+    return total
 
 
 def _has_moments(value: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import threading
+import warnings
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any, Self
@@ -12,9 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import DeviceMismatchError, PrecisionError
-from varprop.graph.compiler import Lifting, Plan, assemble, plan_call
+from varprop.errors import DeviceMismatchError, NetworkFileError, PrecisionError
 from varprop.graph.export import Output, refuse_training
+from varprop.graph.compiler import Plan, Lifting, assemble, check_plan, plan_call
 from varprop.graph.pointwise import Pointwise
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call
@@ -24,6 +26,9 @@ from varprop.network import saving
 from varprop.network.trace import Trace as Trace
 from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
+
+MOST_GRAPHS = 16
+"""Graphs for one set of sizes each that a network keeps."""
 
 
 class MomentNet(Registries):
@@ -35,14 +40,15 @@ class MomentNet(Registries):
 
     def __init__(self, model: nn.Module, posterior: Posterior, rules: RuleSet, output: Output = None) -> None:
         moments = posterior.resolve(model)
+        _refuse_half(next((p.dtype for p in model.parameters() if p.is_floating_point()), None))
         self._set_up(model, rules, output)
         for name, parameter in model.named_parameters():
             mean = moments[name].mean if name in moments else parameter.detach()
-            self.mean.set(name, mean.clone())  # its own: load_state_dict() writes in place
+            self.mean[name] = mean.clone()  # its own: load_state_dict() writes in place
             if name in moments:
-                self.var.set(name, moments[name].var.clone())
+                self.var[name] = moments[name].var.clone()
         for name, tensor in model.named_buffers():
-            self.buffer.set(name, tensor.detach().clone())
+            self.buffer[name] = tensor.detach().clone()
 
     def _set_up(self, model: nn.Module, rules: RuleSet, output: Output) -> None:
         """A network of ``model`` that has no tensors yet."""
@@ -51,6 +57,7 @@ class MomentNet(Registries):
         self._model = (model,)  # a tuple, so that the model's own tensors are not this module's
         self._binder = Binder(model.forward)
         self._plans: list[Plan] = []
+        self._lock = threading.RLock()
         self.register_load_state_dict_post_hook(_refold)
 
     # --- calling -------------------------------------------------------------------------------------
@@ -67,10 +74,13 @@ class MomentNet(Registries):
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, list[Tensor]]:
         """The graph for this call, captured if it is the first of its kind, and the tensors to run it with."""
         call = self.bind(args, kwargs)
-        for plan in self._plans:
-            if plan.signature.accepts(call):
-                return plan, call.leaves
-        return self._add(call), call.leaves
+        found = self._find(call)
+        if found is not None and (torch.compiler.is_compiling() or found.has_checked(call)):
+            return found, call.leaves
+        with self._lock:  # threads may come with their first calls at the same time
+            plan = self._find(call) or self._add(plan_call(self.lifting, call))
+            faithful = check_plan(self.lifting, plan, call)
+            return plan if faithful is plan else self._add(faithful), call.leaves
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call in the form that graphs know, checked."""
@@ -87,15 +97,32 @@ class MomentNet(Registries):
         """What its calls are compiled from."""
         return Lifting(self._model[0], self, self.rules, self.output)
 
-    def _add(self, call: Call) -> Plan:
-        plan = plan_call(self.lifting, call)
+    def _find(self, call: Call) -> Plan | None:
+        """The plan for this call, one for just these sizes first."""
+        fitting = [plan for plan in self._plans if plan.signature.accepts(call)]
+        return min(fitting, key=lambda plan: len(plan.signature.ranges), default=None)
+
+    def _add(self, plan: Plan) -> Plan:
+        """Keep a plan; of those for one set of sizes, the latest."""
+        name = type(self._model[0]).__name__
+        fixed = [known for known in self._plans if not known.signature.ranges]
+        if plan.captured.ending and not self._plans:
+            _say(f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect")
+        if not plan.signature.ranges and len(fixed) == 1:
+            _say(
+                f"{name} cannot be captured with free sizes: every new shape of its inputs gets a graph of its own, "
+                f"of which the latest {MOST_GRAPHS} are kept; pad inputs to a few shapes"
+            )
+        if len(fixed) >= MOST_GRAPHS:
+            self._plans.remove(fixed[0])
         self._plans.append(plan)
         return plan
 
     def capture_outlines(self, calls: Iterable[Call]) -> None:
         """Capture calls of which only structure, dtypes and sizes are known."""
         for call in calls:
-            self._add(Call(call.structure, [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]))
+            zeros = [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]
+            self._add(plan_call(self.lifting, Call(call.structure, zeros)))
 
     def fuse(self) -> None:
         """Compile each pointwise rule by itself, for all calls captured so far and for copies of this network.
@@ -121,7 +148,7 @@ class MomentNet(Registries):
         return Trace(outputs, inputs)
 
     def __repr__(self) -> str:
-        weights = sum(tensor.numel() for _, tensor in self.var.items())
+        weights = sum(tensor.numel() for _, tensor in self.var)
         name = type(self._model[0]).__name__
         return f"MomentNet({name}, rules={self.rules.name}, {weights:,} random weights, {len(self._plans)} graphs)"
 
@@ -169,8 +196,7 @@ class MomentNet(Registries):
         """``.to()`` and its kin. Graphs hold baked dtypes and devices, so they are captured again when those change."""
         old_dtype, old_device = self.dtype, self.device
         probe = fn(torch.empty(0, dtype=old_dtype, device=old_device))
-        if probe.dtype == torch.float16:
-            raise PrecisionError("float16 turns variances below 6e-8 into 0: use bfloat16, or float32 under autocast")
+        _refuse_half(probe.dtype)
         super()._apply(fn, recurse)
         if (self.dtype, self.device) != (old_dtype, old_device):
             self._recapture(old_dtype)
@@ -182,6 +208,9 @@ class MomentNet(Registries):
         for call in calls:
             leaves = [leaf.to(self.dtype) if leaf.dtype == old_dtype else leaf for leaf in call.leaves]
             self.capture_outlines([Call(call.structure, leaves)])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NetworkFileError("a network is not pickled: keep it with save_pretrained(folder), copy it with deepcopy")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MomentNet:
         """A network of its own tensors. Graphs refer to tensors by name, so they are copied and attached anew."""
@@ -209,6 +238,15 @@ def propagate(model: nn.Module, posterior: Posterior, rules: RuleSet = CVP, *, o
 def _refold(net: MomentNet, _: Any) -> None:
     """Loaded weights make everything folded from the old ones stale."""
     net._recapture(net.dtype)
+
+
+def _refuse_half(dtype: torch.dtype | None) -> None:
+    if dtype == torch.float16:
+        raise PrecisionError("float16 turns variances below 6e-8 into 0: use bfloat16, or float32 under autocast")
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, stacklevel=6)  # at the call of the network
 
 
 def _is_float(value: Any) -> bool:

@@ -51,7 +51,7 @@ def save(net: MomentNet, path: str | os.PathLike[str], **more: Any) -> None:
     """Write the network to a folder; ``more`` are further entries of ``config.json``."""
     folder = Path(path)
     with _reported(f"cannot save {folder}"):
-        roles = {role: getattr(net, role).tensors() for role in ROLES}
+        roles = {role: dict([*getattr(net, role)]) for role in ROLES}
         _check_dtypes(roles)
         config = _describe(net) | more
         _claim(folder)
@@ -325,14 +325,14 @@ def _roles(tensors: Mapping[str, Tensor]) -> Roles:
 
 def _fill(net: MomentNet, roles: Roles, scales: list[str]) -> None:
     """In the order they had in the network that was saved, which is the model's own."""
-    for name, _ in net.lifting.model.named_parameters():
-        net.mean.set(name, roles["mean"][name])
+    for name, _ in net.source.model.named_parameters():
+        net.mean[name] = roles["mean"][name]
         if name in roles["var"]:
-            net.var.set(name, roles["var"][name])
-    for name, _ in net.lifting.model.named_buffers():
-        net.buffer.set(name, roles["buffer"][name])
+            net.var[name] = roles["var"][name]
+    for name, _ in net.source.model.named_buffers():
+        net.buffer[name] = roles["buffer"][name]
     for name in scales:
-        net.scale.set(scale_path(name), nn.Parameter(roles["scale"][scale_path(name)], requires_grad=False))
+        net.scale[scale_path(name)] = nn.Parameter(roles["scale"][scale_path(name)], requires_grad=False)
     net.scale_names = list(scales)
 
 

@@ -123,7 +123,8 @@ def tangent(op: Op, *, scaled: bool) -> Rule:
     @rule(op, approximation=DELTA, scaled=scaled)
     def delta(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         """f(μ), f'(μ)² Σ."""
-        slope = UNARY[op](x.mean, *args, **kwargs)
+        # Where nothing is random, the slope does not matter and may be infinite: that of √x at a masked 0.
+        slope = UNARY[op](torch.where(x.var > 0, x.mean, 1.0), *args, **kwargs)
         return Moments(op(x.mean, *args, **kwargs), slope * slope * x.var)
 
     return delta

@@ -37,6 +37,7 @@ def elu(x: Moments, alpha: float = 1, scale: float = 1, input_scale: float = 1) 
     var = E[(f − E f)²; x > 0] + E[(f − E f)²; x < 0], from E[e^(cx); x < 0] and E[e^(2cx); x < 0]. In float64, because
     the terms of the second cancel.
     """
+    x = Moments(x.mean.clamp(min=-1e8), x.var)  # −inf is a mask: there is nothing below −scale·α
     raised = floored(x.var)
     std = raised.sqrt()
     a = x.mean / std
@@ -125,14 +126,24 @@ def _is_natural(exponent: float) -> bool:
     return exponent >= 0 and exponent == int(exponent)
 
 
-def _linearised_power(_: Any, exponent: float) -> str | None:
-    return None if _is_natural(exponent) else f"{DELTA}: the moments of such a power do not exist"
+def _neglected_by_power(_: Any, exponent: float) -> str | None:
+    if _is_natural(exponent):
+        return None
+    return NEGATIVE if exponent > 0 else f"{DELTA}: the moments of such a power do not exist"
 
 
-@rule(aten.pow.Tensor_Scalar, approximation=_linearised_power, scaled=True)
+NEGATIVE = "negative values count as 0"
+
+
+@rule(aten.pow.Tensor_Scalar, approximation=_neglected_by_power, scaled=True)
 @at_least(torch.float32)
 def power(x: Moments, exponent: float) -> Moments:
-    """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares. Any other is linearised."""
+    """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares.
+
+    Other positive powers by quadrature, as of max(x, 0); negative ones are linearised.
+    """
+    if not _is_natural(exponent) and exponent > 0:
+        return integrate(lambda points: _positive_power(points, exponent), x)
     if not _is_natural(exponent):
         return tangent(aten.pow.Tensor_Scalar, scaled=True)(x, exponent)
     n = int(exponent)
@@ -140,6 +151,18 @@ def power(x: Moments, exponent: float) -> Moments:
     for k in range(1, n + 1):
         var = var + math.perm(n, k) ** 2 / math.factorial(k) * x.var**k * _raw_moment(x, n - k).square()
     return Moments(_raw_moment(x, n), var)
+
+
+def _positive_power(x: Tensor, exponent: float) -> Tensor:
+    """max(x, 0)ᵖ with a finite derivative at 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0) ** exponent, 0.0)
+
+
+@rule(aten.sqrt.default, approximation=NEGATIVE)
+def root(x: Moments) -> Moments:
+    """√x, by quadrature."""
+    return integrate(lambda points: _positive_power(points, 0.5), x)
 
 
 def _raw_moment(x: Moments, n: int) -> Tensor:
@@ -169,8 +192,9 @@ ELEMENTARY = RuleSet(
     cosine,
     power,
     square,
+    root,
     *(
         tangent(op, scaled=False)
-        for op in (aten.log.default, aten.log1p.default, aten.reciprocal.default, aten.rsqrt.default, aten.sqrt.default)
+        for op in (aten.log.default, aten.log1p.default, aten.reciprocal.default, aten.rsqrt.default)
     ),
 )

@@ -88,17 +88,49 @@ def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
     if len(operands) == 1:
         x = operands[0]
         return expanded(torch.einsum(equation, x.mean), torch.einsum(equation, x.var))
-    if len(operands) == 2 and _adds_each_entry_once(equation):
-        return bilinear(lambda x, y: torch.einsum(equation, x, y), *operands)
-    return NotImplemented
+    if len(operands) > 2:
+        return NotImplemented
+    terms, output = _indices(equation)
+    if "." not in equation:
+        terms, operands = _summed_first(terms, output, operands)
+    elif not set(terms[0]) ^ set(terms[1]) <= set(output):
+        return NotImplemented  # a sum has an entry several times: Σ_k x_j y_jk
+    spelled = f"{','.join(terms)}->{output}".replace(".", "...")
+    return bilinear(lambda x, y: torch.einsum(spelled, x, y), *operands)
 
 
-def _adds_each_entry_once(equation: str) -> bool:
-    """Is every index that is summed over in both operands? If not, a sum has an entry several times: Σ_k x_j y_jk."""
+def _indices(equation: str) -> tuple[list[str], str]:
+    """The indices of each operand and of the result; a dot is an ellipsis."""
     inputs, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
-    kept = set(output) if arrow else {index for index in inputs if inputs.count(index) == 1}
-    x, y = map(set, inputs.split(","))
-    return x ^ y <= kept
+    free = "." * ("." in inputs) + "".join(
+        sorted(index for index in set(inputs) - {",", "."} if inputs.count(index) == 1)
+    )
+    return inputs.split(","), output if arrow else free
+
+
+def _summed_first(terms: list[str], output: str, operands: list[Any]) -> tuple[list[str], list[Any]]:
+    """What only one operand is summed over is summed in it first, so that no entry of the other counts twice.
+
+    That is an index the other lacks, Σ_k x_j y_jk, or has once for all, as torch broadcasts sizes of 1.
+    """
+    terms, operands = list(terms), list(operands)
+    for own, other in ((0, 1), (1, 0)):
+        for index in dict.fromkeys(terms[own]):
+            size = mean_of(operands[own]).shape[terms[own].index(index)]
+            shared = index in terms[other]
+            once = shared and mean_of(operands[other]).shape[terms[other].index(index)] == 1 and size != 1
+            if index in output or terms[own].count(index) > 1 or (shared and not once):
+                continue
+            operands[own] = _over(torch.sum, operands[own], terms[own].index(index))
+            terms[own] = terms[own].replace(index, "")
+            if once:
+                operands[other] = _over(torch.squeeze, operands[other], terms[other].index(index))
+                terms[other] = terms[other].replace(index, "")
+    return terms, operands
+
+
+def _over(op: Callable[[Tensor, int], Tensor], x: Any, dim: int) -> Any:
+    return Moments(op(x.mean, dim), op(x.var, dim)) if is_random(x) else op(x, dim)
 
 
 LINEAR = RuleSet(

@@ -23,11 +23,13 @@ from varprop.moments import Moments
 from varprop.rules import functions
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder, step_and_remainder
 from varprop.rules.normal import at_least, floored
+from varprop.rules.quadrature import integrate
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
 
 WIDE = 4.0
+NO_JUMP = 15.0  # log(1 + e⁻¹⁵) is less than 1e-6
 STEP, PAIRS = 0.62, 10
 TOTAL = math.fsum(math.exp(-0.5 * (STEP * k) ** 2) for k in range(-PAIRS, PAIRS + 1))
 WEIGHTS = [math.exp(-0.5 * (STEP * k) ** 2) / TOTAL for k in range(PAIRS + 1)]
@@ -202,8 +204,11 @@ def _softplus(x: Moments) -> Moments:
 def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     """log(1 + e^βx)/β, by quadrature.
 
-    Computed to within 2e-4 of the variance (relative); torch's straight line past ``threshold`` is not modelled.
+    Computed to within 2e-4 of the variance (relative). Past βx = ``threshold`` torch goes on in a straight line, which
+    is a jump that matters only for low thresholds.
     """
+    if threshold < NO_JUMP:
+        return integrate(lambda points: aten.softplus(points, beta, threshold), x)
     return _scale(_softplus(_scale(x, beta)), 1 / beta)
 
 

@@ -19,6 +19,9 @@ from varprop.moments import Moments
 FLOOR = {torch.float32: 1e-20, torch.float64: 1e-16}
 
 
+BEYOND = 1e4  # standard deviations: the tail has long been 0 in any dtype, and 0 times what follows stays 0
+
+
 def promote(x: Moments, dtype: torch.dtype) -> Moments:
     """``x`` in ``dtype``, or in its own where that is wider."""
     work = torch.promote_types(x.mean.dtype, dtype)
@@ -110,7 +113,7 @@ def ramp(mean: Tensor, var: Tensor) -> Ramp:
     Of s(±a) = s(−|a|) + max(±a, 0) only the small part is computed.
     """
     std = floored(var).sqrt()
-    a = distance(mean) / std
+    a = (distance(mean) / std).clamp(max=BEYOND)
     outside, density = tail(a)
     small = density - a * outside
     return Ramp(std * small, outside, small * (small + a))

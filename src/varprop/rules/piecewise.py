@@ -27,7 +27,7 @@ def relu(x: Moments) -> Moments:
     return Moments(y.mean, y.var.clamp(min=0))
 
 
-def _rectify(x: Moments, slope: Any, slope_var: Any = 0.0) -> Moments:
+def _rectify(x: Moments, slope: Any, slope_var: Any = None) -> Moments:
     """x for x > 0, w·x below, E[w] = slope: the difference of x⁺ and w x⁻, of which one is always 0.
 
     var = v [Φ(a) + slope² Φ(−a) − (1 − slope)² s(a)s(−a)] + Var[w] E[(x⁻)²]
@@ -36,9 +36,11 @@ def _rectify(x: Moments, slope: Any, slope_var: Any = 0.0) -> Moments:
     positive = x.mean > 0
     below = torch.where(positive, outside, 1 - outside)
     spread = torch.where(positive, 1 - outside, outside) + slope * slope * below - (1 - slope) ** 2 * product
-    square = x.var * (below - product) + (F.relu(-x.mean) + excess).square()
     mean = torch.where(positive, x.mean, slope * x.mean) + (1 - slope) * excess
-    return Moments(mean, (x.var * spread + slope_var * square).clamp(min=0))
+    var = (x.var * spread).clamp(min=0)
+    if slope_var is not None:
+        var = var + slope_var * (x.var * (below - product) + (F.relu(-x.mean) + excess).square())
+    return Moments(mean, var)
 
 
 @rule(aten.leaky_relu.default, approximation=None, scaled=True)
@@ -61,7 +63,7 @@ def prelu(x: Any, weight: Any) -> Moments:
     if not is_random(x):
         x = Moments(x, torch.zeros_like(x))
     channels = (-1, *[1] * (x.mean.ndim - 2)) if x.mean.ndim > 1 else ()
-    slope_var = weight.var.reshape(channels) if is_random(weight) else 0.0
+    slope_var = weight.var.reshape(channels) if is_random(weight) else None
     return at_least(torch.float32)(_rectify)(x, mean_of(weight).reshape(channels), slope_var)
 
 

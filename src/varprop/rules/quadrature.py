@@ -37,5 +37,5 @@ def integrate(function: Callable[[Tensor], Tensor], x: Moments) -> Moments:
         difference = function(mean + std * z) - centre
         shift = shift + (weight * difference).sum(0)
         square = square + (weight * difference.square()).sum(0)
-    spread = (square - shift.square()).clamp(min=0)
-    return restore(Moments(centre + shift, spread * (var / raised)), like=x)
+    spread, share = (square - shift.square()).clamp(min=0), var / raised  # nothing of the floor where v = 0
+    return restore(Moments(centre + share * shift, share * spread), like=x)
