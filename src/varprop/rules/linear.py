@@ -102,10 +102,8 @@ def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
 def _indices(equation: str) -> tuple[list[str], str]:
     """The indices of each operand and of the result; a dot is an ellipsis."""
     inputs, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
-    free = "." * ("." in inputs) + "".join(
-        sorted(index for index in set(inputs) - {",", "."} if inputs.count(index) == 1)
-    )
-    return inputs.split(","), output if arrow else free
+    once = sorted(index for index in inputs if index.isalpha() and inputs.count(index) == 1)
+    return inputs.split(","), output if arrow else "." * ("." in inputs) + "".join(once)
 
 
 def _summed_first(terms: list[str], output: str, operands: list[Any]) -> tuple[list[str], list[Any]]:
