@@ -138,7 +138,7 @@ def _match_centred(x: fx.Node, dims: list[int]) -> Any:
 
 def _is(node: fx.Node, target: Any) -> bool:
     """Is it this sum or difference, and not one with a factor on the second term?"""
-    return node.target is target and node.kwargs.get("alpha", 1) == 1
+    return node.target is target and bool(node.kwargs.get("alpha", 1) == 1)
 
 
 def _keepdim(node: fx.Node, position: int) -> bool:
@@ -176,7 +176,7 @@ def _residual_linear(captured: Captured, reached: set[fx.Node]) -> None:
                 and inner.target is aten.linear.default
                 and inner.args[0] is x
                 and x in reached
-                and _shape(inner) == _shape(x)  # else one of them is broadcast
+                and _shape(inner) == _shape(x)  # type: ignore[arg-type]  # else one of them is broadcast
             ):
                 _replace(captured, node, functions.residual_linear, inner.args)
                 break

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import DeviceMismatchError, NetworkFileError, PrecisionError
+from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call
 from varprop.graph.export import Output, refuse_training
-from varprop.graph.compiler import Plan, Lifting, assemble, check_plan, plan_call
 from varprop.graph.pointwise import Pointwise
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call

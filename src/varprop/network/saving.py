@@ -325,11 +325,11 @@ def _roles(tensors: Mapping[str, Tensor]) -> Roles:
 
 def _fill(net: MomentNet, roles: Roles, scales: list[str]) -> None:
     """In the order they had in the network that was saved, which is the model's own."""
-    for name, _ in net.source.model.named_parameters():
+    for name, _ in net.lifting.model.named_parameters():
         net.mean[name] = roles["mean"][name]
         if name in roles["var"]:
             net.var[name] = roles["var"][name]
-    for name, _ in net.source.model.named_buffers():
+    for name, _ in net.lifting.model.named_buffers():
         net.buffer[name] = roles["buffer"][name]
     for name in scales:
         net.scale[scale_path(name)] = nn.Parameter(roles["scale"][scale_path(name)], requires_grad=False)
