@@ -68,7 +68,7 @@ def test_nothing_half_built_is_kept():
             net(torch.randn(2, 4))
     assert net.signatures == []
     assert net.scales == {}
-    assert not list(net.folded.items())
+    assert not list(net.folded)
 
 
 def test_a_rule_of_ones_own():

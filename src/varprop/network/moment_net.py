@@ -98,9 +98,12 @@ class MomentNet(Registries):
         return Lifting(self._model[0], self, self.rules, self.output)
 
     def _find(self, call: Call) -> Plan | None:
-        """The plan for this call, one for just these sizes first."""
-        fitting = [plan for plan in self._plans if plan.signature.accepts(call)]
-        return min(fitting, key=lambda plan: len(plan.signature.ranges), default=None)
+        """The plan for this call, one for just these sizes first. Plain loops, which torch.compile reads."""
+        found = None
+        for plan in self._plans:
+            if plan.signature.accepts(call) and (found is None or not plan.signature.ranges):
+                found = plan
+        return found
 
     def _add(self, plan: Plan) -> Plan:
         """Keep a plan; of those for one set of sizes, the latest."""

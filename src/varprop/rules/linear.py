@@ -91,6 +91,8 @@ def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
     if len(operands) > 2:
         return NotImplemented
     terms, output = _indices(equation)
+    if any(len(set(term)) < len(term) for term in terms):
+        return NotImplemented  # a diagonal
     if "." not in equation:
         terms, operands = _summed_first(terms, output, operands)
     elif not set(terms[0]) ^ set(terms[1]) <= set(output):
@@ -113,11 +115,11 @@ def _summed_first(terms: list[str], output: str, operands: list[Any]) -> tuple[l
     """
     terms, operands = list(terms), list(operands)
     for own, other in ((0, 1), (1, 0)):
-        for index in dict.fromkeys(terms[own]):
+        for index in terms[own]:
             size = mean_of(operands[own]).shape[terms[own].index(index)]
             shared = index in terms[other]
             once = shared and mean_of(operands[other]).shape[terms[other].index(index)] == 1 and size != 1
-            if index in output or terms[own].count(index) > 1 or (shared and not once):
+            if index in output or (shared and not once):
                 continue
             operands[own] = _over(torch.sum, operands[own], terms[own].index(index))
             terms[own] = terms[own].replace(index, "")
