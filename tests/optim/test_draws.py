@@ -9,7 +9,7 @@ from torch import nn
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
 from varprop.errors import SamplingError, SettingError
 from varprop.optim import IVON, arena, noise
-from varprop.optim.noise import Noise
+from varprop.optim.streams import Noise
 
 
 def setup(**settings):

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.optim.reference import Reference
 from varprop.optim import IVON
-from varprop.optim.noise import Noise
+from varprop.optim.streams import Noise
 
 SETTINGS = {"lr": 0.3, "ess": 40.0, "hess_init": 0.7, "beta1": 0.8, "beta2": 0.95, "weight_decay": 0.02}
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from varprop.errors import SamplingError
 from varprop.optim.arena import Arena, Flat, State
 from varprop.optim.ddp import Reduction
-from varprop.optim.noise import Noise
 from varprop.optim.sharded import agree, coordinate, is_sharded, local
+from varprop.optim.streams import Noise
 
 _EVALUATION = 0x5EED  # a lane of its own: looking at samples changes nothing in training
 _SPENT = "_varprop_spent"
