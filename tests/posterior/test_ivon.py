@@ -95,15 +95,44 @@ def weights_then_biases(model):
     return [{"params": [(n, p) for n, p in named if n.endswith(end)]} for end in ("weight", "bias")]
 
 
-def test_groups_in_another_order_need_the_live_optimizer_or_names():
-    model, optimizer = trained(lambda m: [{"params": [p for _, p in g["params"]]} for g in weights_then_biases(m)])
-    check(Posterior.from_ivon(model, optimizer), model, optimizer)
-    text = failure(model, optimizer.state_dict())
-    assert "group 0: \"hess\" is 20 entries, but the parameters of the group ('0.weight', '0.bias') have 16" in text
-    assert "in another order" in text
+def by_groups(*endings):
+    """Groups without names, each of the parameters whose names end so."""
+    return lambda m: [{"params": [p for n, p in m.named_parameters() if n.endswith(end)]} for end in endings]
 
+
+def test_groups_in_another_order():
+    model, optimizer = trained(by_groups("weight", "bias"))
+    for source in (optimizer, optimizer.state_dict()):  # the numbers of curvatures fit in one way only
+        check(Posterior.from_ivon(model, source), model, optimizer)
     model, optimizer = trained(weights_then_biases)
     check(Posterior.from_ivon(model, optimizer.state_dict()), model, optimizer)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_groups_that_could_be_either_are_refused(flat):
+    """Weights and biases of a norm have one shape: read in the order of the model, their variances were swapped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(3), nn.Tanh(), nn.LayerNorm(3))
+    groups = by_groups("weight", "bias")(model)
+    if flat:
+        optimizer = ivon.IVON(groups, lr=0.1, ess=ESS, weight_decay=DECAY)
+        train(model, optimizer)
+        check(Posterior.from_ivon(model, optimizer), model, optimizer)
+    else:
+        optimizer = PerParameter(groups)
+    text = failure(model, optimizer.state_dict(), PosteriorMismatchError)
+    assert "2 groups without names" in text
+    assert "more than one way" in text
+    assert "Pass the live optimizer" in text
+    assert "model.named_parameters()" in text
+
+
+def test_groups_that_fit_in_no_way():
+    _, optimizer = trained(by_groups("weight", "bias"))
+    wide = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    text = failure(wide, optimizer.state_dict(), PosteriorMismatchError)
+    assert "in no way" in text
+    assert "another model" in text
 
 
 def test_frozen_parameters_outside_the_optimizer_are_deterministic():
@@ -270,9 +299,10 @@ class PerParameter(torch.optim.Optimizer):
 @pytest.mark.parametrize("saved", [lambda o: o, lambda o: through_a_file(o.state_dict())])
 def test_one_state_per_parameter(saved):
     model = network()
-    optimizer = PerParameter([{"params": model[0].parameters()}, {"params": model[2].parameters(), "ess": 9.0}])
+    first, second = by_groups("weight", "bias")(model)
+    optimizer = PerParameter([first, second | {"ess": 9.0}])
     posterior = Posterior.from_ivon(model, saved(optimizer))
-    for name, ess in (("0.weight", ESS), ("2.bias", 9.0)):
+    for name, ess in (("0.weight", ESS), ("2.weight", ESS), ("2.bias", 9.0)):
         hess = optimizer.state[model.get_parameter(name)]["hess"]
         assert torch.allclose(posterior[name].var, 1 / (ess * (hess + DECAY)))
 

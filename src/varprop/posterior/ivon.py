@@ -18,8 +18,14 @@ from torch import Tensor, nn
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing
 from varprop.moments import Moments
 from varprop.posterior.binding import Tensors, required
+from varprop.posterior.dealing import Outline, deal
 from varprop.posterior.names import did_you_mean
 from varprop.posterior.tensors import cast
+
+
+NAMES_REMEDY = (
+    "Pass the live optimizer, or build the optimizer over model.named_parameters(), which saves the names."
+)
 
 
 class _Group(NamedTuple):
@@ -80,8 +86,10 @@ def _saved_groups(model: nn.Module, saved: Any) -> list[_Group]:
         raise PosteriorError('a param_group of the state dict has no "params": it is damaged or no state dict of torch')
     keys = [key for group in options for key in group["params"]]
     names = _saved_names(options)
-    by_key = _by_order(model, keys) if names is None else _by_name(model, dict(zip(keys, names, strict=True)))
-    return _groups(options, by_key, saved.get("state", {}))
+    state = saved.get("state", {})
+    if names is None:
+        return _groups(options, _by_order(model, options, state), state)
+    return _groups(options, _by_name(model, dict(zip(keys, names, strict=True))), state)
 
 
 def _groups(
@@ -115,18 +123,38 @@ def _by_name(model: nn.Module, saved: Mapping[Any, str]) -> dict[Any, tuple[str,
     return {key: (name, parameters[name]) for key, name in saved.items()}
 
 
-def _by_order(model: nn.Module, keys: Sequence[Any]) -> dict[Any, tuple[str, nn.Parameter]]:
-    """Parameters by position: an index counts the parameters in the order in which the optimizer was given them."""
+def _by_order(
+    model: nn.Module, options: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]
+) -> dict[Any, tuple[str, nn.Parameter]]:
+    """Parameters by position: each group holds its own in the order of the model."""
+    keys = [key for group in options for key in group["params"]]
     every = list(model.named_parameters())
     trainable = [(name, parameter) for name, parameter in every if parameter.requires_grad]
     for candidates in (every, trainable):
-        if len(candidates) == len(keys):
+        if len(candidates) != len(keys):
+            continue
+        if len(options) == 1:
             return dict(zip(sorted(keys), candidates, strict=True))
+        dealt = deal([p for _, p in candidates], [_outline(group, state) for group in options])
+        if isinstance(dealt, str):
+            raise PosteriorMismatchError(
+                f"the state dict has {len(options)} groups without names, and the shapes of their curvatures fit the "
+                f"parameters of {type(model).__name__} {dealt}. {NAMES_REMEDY}"
+            )
+        waiting = [iter(group["params"]) for group in options]
+        return {next(waiting[index]): candidate for index, candidate in zip(dealt, candidates, strict=True)}
     raise PosteriorMismatchError(
         f"the state dict holds {len(keys)} parameters, {type(model).__name__} has {len(every)}, {len(trainable)} of "
-        "them trainable, so it cannot be told which is which. Pass the live optimizer, or build the optimizer over "
-        "model.named_parameters(), which saves the names."
+        f"them trainable, so it cannot be told which is which. {NAMES_REMEDY}"
     )
+
+
+def _outline(group: Mapping[str, Any], state: Mapping[Any, Any]) -> Outline:
+    """What a group without names says about the shapes of its parameters."""
+    flat = group.get("hess")
+    found = [state.get(key, {}).get("hess") for key in group["params"]]
+    shapes = [hess.shape if isinstance(hess, Tensor) else None for hess in found]
+    return Outline(shapes, flat.numel() if isinstance(flat, Tensor) else None)
 
 
 def _variances(group: _Group) -> Tensors:
