@@ -177,9 +177,6 @@ def test_every_call_is_captured_again(tmp_path):
     assert len(loaded.signatures) == 4
     assert loaded.output == "y"
     assert "shift" in loaded.buffer  # not in the model's state dict, and still not that of the model given
-    loaded.load_state_dict(net.state_dict())
-    assert_same(calls[0](loaded), results[0])
-    assert_same(calls[1](copy.deepcopy(loaded).double().float()), calls[1](copy.deepcopy(net).double().float()))
 
 
 def test_a_call_that_json_cannot_hold_is_left_to_its_next_time(tmp_path):
