@@ -1,4 +1,4 @@
-"""What the benchmarks share: a clock that waits for the device, and a made-up posterior."""
+"""What the benchmarks share: a clock that waits for the device, and a synthetic posterior."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def model():
 
 
 def test_relations(model, monkeypatch):
-    """Times are made up: a propagated pass takes 3, a draw takes 1, a plain pass takes 2."""
+    """Times are synthetic: a propagated pass takes 3, a draw takes 1, a plain pass takes 2."""
     slow = {"draw": 1.0, "plain": 2.0}
     monkeypatch.setattr(cost, "_medians", lambda functions, *_: {name: slow.get(name, 3.0) for name in functions})
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
