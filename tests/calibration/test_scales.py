@@ -201,7 +201,12 @@ def test_warnings():
     with warnings.catch_warnings(record=True, action="always") as caught:
         vp.calibrate(net, [(X[:50], vp.Propagated(net)(X[:50]).label)], epochs=1, progress=False)
     assert {warning.filename for warning in caught} == {__file__}  # they point at who called
-    assert len(caught) == 3
+    (only,) = caught  # a temperature is the remedy: neither more data nor more steps
+    assert "underconfident" in str(only.message)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        vp.calibrate(net, [(X[:50], Y[:50])], epochs=1, progress=False)
+    (only,) = caught  # more steps would follow the noise further
+    assert "50 held-out examples for 3 scales are few" in str(only.message)
     with pytest.warns(UserWarning, match="50 held-out examples for 3 scales are few"):
         calibrate(net, [(X[:50], Y[:50])])
     with pytest.warns(UserWarning, match="still moving: raise epochs"):
@@ -236,8 +241,46 @@ def test_what_is_refused():
         vp.calibrate(certain, [(X, Y)])
     wild = X.clone()
     wild[3] = math.nan
-    with pytest.raises(CalibrationError, match="loss became nan"):
-        vp.calibrate(net, [(wild, Y)], progress=False)
+    with pytest.raises(InputError, match=r"an input of batch 2 is NaN in 4 of 1600 entries: leave those examples out"):
+        vp.calibrate(net, [(X, Y), (wild, Y)], progress=False)
+    huge = X.clone()
+    huge[3] = math.inf
+    with pytest.raises(CalibrationError, match=r"loss is nan in epoch 1: the outputs of the network are not finite"):
+        vp.calibrate(net, [(huge, Y)], progress=False)
+    with pytest.raises(InputError, match=r"-100 to 2 for 3 classes: -100 marks what has no label: leave .* out"):
+        vp.calibrate(net, [(X, torch.where(Y == 1, -100, Y))], progress=False)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_where_gradients_are_off(mode):
+    net = small()
+    with mode():
+        fitted = calibrate(net, [(X.clone(), Y.clone())])
+    assert fitted.scales == calibrate(net, [(X, Y)]).scales
+
+
+class Once:
+    """A loader that goes on where it was left."""
+
+    def __init__(self, length):
+        self.left, self.length = iter([(X[:200], Y[:200]), (X[200:], Y[200:])]), length
+
+    def __iter__(self):
+        return (item for item in self.left)
+
+    def __len__(self):
+        if self.length is None:
+            raise TypeError("a stream has no length")
+        return self.length
+
+
+def test_batches_that_can_be_read_once():
+    net, whole = small(), calibrate(small(), [(X[:200], Y[:200]), (X[200:], Y[200:])]).scales
+    assert calibrate(net, Once(None)).scales == whole
+    assert calibrate(net, Once(None), cache=0).scales == pytest.approx(whole, rel=1e-6)
+    assert calibrate(net, Once(2)).scales == whole  # it says that it can be read again, which is not needed
+    with pytest.raises(InputError, match="no batches: .* or can be read only once"):
+        calibrate(net, Once(2), cache=0)
 
 
 def test_progress_is_shown_in_a_terminal_only(capsys, monkeypatch):

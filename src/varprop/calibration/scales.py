@@ -6,8 +6,9 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from varprop.graph.registry import scale_path
 from varprop.graph.walk import OUTPUT
 from varprop.network.moment_net import MomentNet
 from varprop.posterior.names import selects
-from varprop.prediction.batches import read, repeatable
+from varprop.prediction.batches import Batch, read, refuse_nan, repeatable
 from varprop.prediction.links import ClassLink, Link, Softmax
 
 PER_LAYER = ("**",)
@@ -63,24 +64,27 @@ def calibrate(
     are made with; by default softmax.
     """
     _check(net, epochs, lr, batch_size, micro_batch)
-    batches = repeatable(batches)
-    first = next(iter(read(batches))).to(net.device)
-    net.capture(*first.args, **first.kwargs)
-    new = copy.deepcopy(net)
-    if not len(scales):
-        return new
-    fit = _Fit(new, link or Softmax(), tuple(scales), lr, cache)
-    sizes = batch_size, micro_batch or batch_size
-    with _tiering_up(new):
-        for epoch in range(epochs):
-            with tqdm(
-                desc=f"calibrate {epoch + 1}/{epochs}",
-                unit=" examples",
-                disable=None if progress else True,
-                leave=False,
-            ) as bar:
-                fit.epoch(batches, *sizes, bar)
-    return fit.finish()
+    with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
+        batches = repeatable(batches)
+        stream = read(batches)
+        first = next(stream)
+        shown = first.to(net.device)
+        net.capture(*shown.args, **shown.kwargs)
+        new = copy.deepcopy(net)
+        if not len(scales):
+            return new
+        fit = _Fit(new, link or Softmax(), tuple(scales), lr, cache)
+        with _tiering_up(new):
+            for epoch in range(epochs):
+                again = read(batches) if epoch else chain([first], stream)  # no batch is asked for twice in an epoch
+                with tqdm(
+                    desc=f"calibrate {epoch + 1}/{epochs}",
+                    unit=" examples",
+                    disable=None if progress else True,
+                    leave=False,
+                ) as bar:
+                    fit.epoch(again, batch_size, micro_batch or batch_size, bar)
+        return fit.finish()
 
 
 class _Fit:
@@ -95,9 +99,10 @@ class _Fit:
         self.kept: list[tuple[Stages, tuple[Any, ...], Tensor]] | None = []
         self.losses: list[float] = []  # per example, one for each epoch
         self.steps = 0
+        self.warned = False  # that these scales are not what is missing: then more steps are no remedy
         self.pace = 0.0  # how far the fastest log α went in the last epoch, against Adam's full steps
 
-    def epoch(self, batches: Any, batch_size: int, micro_batch: int, bar: Any) -> None:
+    def epoch(self, batches: Iterable[Batch], batch_size: int, micro_batch: int, bar: Any) -> None:
         total, count, pending = 0.0, 0, 0
         sharper: list[Tensor] = []
         started, steps = self._logs(), self.steps
@@ -110,7 +115,9 @@ class _Fit:
                     sharper.append(loss - _per_example(self.link.loss(divided(logits, SHARPER), target)))
             summed = loss.sum()
             if not math.isfinite(value := float(summed.detach())):
-                raise CalibrationError(f"the loss became {value} in epoch {len(self.losses) + 1}: try a smaller lr")
+                finite = bool(logits.mean.isfinite().all()) and self.steps
+                cause = "try a smaller lr" if finite else "the outputs of the network are not finite for some examples"
+                raise CalibrationError(f"the loss is {value} in epoch {len(self.losses) + 1}: {cause}")
             summed.backward()
             total, count, pending = total + value, count + len(target), pending + len(target)
             if pending >= batch_size:
@@ -120,25 +127,20 @@ class _Fit:
             bar.set_postfix(nll=f"{total / count:.4f}", refresh=False)
         if pending:
             self._step(pending)
-        if not self.losses and count < FEW * len(self.trained):
-            warnings.warn(
-                f"{count} held-out examples for {len(self.trained)} scales are few: the fit may follow noise. "
-                "Use more data, or scales=OUTPUT_ONLY",
-                stacklevel=3,
-            )
-        if sharper:
-            _warn_if_underconfident(torch.cat(sharper).double(), total / count)
+        if not self.losses:
+            self.warned = _warn(torch.cat(sharper) if sharper else None, total / count, count, len(self.trained))
         self.losses.append(total / count)
         moved = max((abs(log - started.get(name, 0.0)) for name, log in self._logs().items()), default=0.0)
         self.pace = moved / (self.lr * (self.steps - steps))
         _log.info("calibrate, epoch %d: NLL %.5f on %d examples", len(self.losses), total / count, count)
 
     def _prepare(
-        self, batches: Any, batch_size: int, micro_batch: int
+        self, batches: Iterable[Batch], batch_size: int, micro_batch: int
     ) -> Iterator[tuple[Stages, tuple[Any, ...], Tensor]]:
         """The batches in pieces of at most ``micro_batch``, none of which reaches beyond a step of ``batch_size``."""
         filled = 0
-        for batch in read(batches):
+        for number, batch in enumerate(batches, start=1):
+            refuse_nan(batch, f"batch {number}")
             start = 0
             while start < len(batch):
                 piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled)).to(self.net.device)
@@ -184,7 +186,7 @@ class _Fit:
                 "try a smaller lr",
                 stacklevel=3,
             )
-        elif self.pace > STILL_MOVING:
+        elif self.pace > STILL_MOVING and not self.warned:
             warnings.warn(
                 f"calibration ended after {self.steps} steps while scales were still moving: raise epochs or lr, "
                 "or lower batch_size",
@@ -197,9 +199,12 @@ def _per_example(loss: Tensor) -> Tensor:
     return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
 
 
-def _warn_if_underconfident(gains: Tensor, loss: float) -> None:
-    """``gains``: by how much sharper predictions would lower the loss of each example."""
-    gain, error = float(gains.mean()), float(gains.std() / len(gains) ** 0.5)
+def _warn(gains: Tensor | None, loss: float, count: int, scales: int) -> bool:
+    """Whether there was reason to warn, of one thing: remedies for another may contradict it.
+
+    ``gains``: by how much sharper predictions would lower the loss of each example.
+    """
+    gain, error = (0.0, 0.0) if gains is None else (float(gains.mean()), float(gains.double().std()) / count**0.5)
     if gain > max(CLEARLY * error, WORTH_SAYING * loss):
         warnings.warn(
             f"these predictions are underconfident: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
@@ -207,6 +212,15 @@ def _warn_if_underconfident(gains: Tensor, loss: float) -> None:
             "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
             stacklevel=4,
         )
+    elif count < FEW * scales:
+        warnings.warn(
+            f"{count} held-out examples for {scales} scales are few: the fit may follow noise. "
+            "Use more data, or scales=OUTPUT_ONLY",
+            stacklevel=4,
+        )
+    else:
+        return False
+    return True
 
 
 def _selected(names: Sequence[str] | dict[str, float], patterns: tuple[str, ...]) -> list[str]:

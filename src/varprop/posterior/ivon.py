@@ -22,10 +22,7 @@ from varprop.posterior.dealing import Outline, deal
 from varprop.posterior.names import did_you_mean
 from varprop.posterior.tensors import cast
 
-
-NAMES_REMEDY = (
-    "Pass the live optimizer, or build the optimizer over model.named_parameters(), which saves the names."
-)
+NAMES_REMEDY = "Pass the live optimizer, or build the optimizer over model.named_parameters(), which saves the names."
 
 
 class _Group(NamedTuple):

@@ -28,7 +28,7 @@ class Batch:
         return len(self.target)
 
     def to(self, device: torch.device) -> Batch:
-        return self._map(lambda x: x.to(device, non_blocking=True))
+        return self._map(lambda x: _ordinary(x.to(device, non_blocking=True)))
 
     def rows(self, start: int, stop: int) -> Batch:
         """Some of the examples: every tensor with one row per example is cut, others are shared."""
@@ -47,12 +47,26 @@ def read(batches: Any) -> Iterator[Batch]:
         found = True
         yield take_apart(item)
     if not found:
-        raise InputError("there are no batches: the loader or list is empty")
+        raise InputError("there are no batches: the loader or list is empty, or can be read only once and was")
 
 
 def repeatable(batches: Any) -> Any:
-    """Something that can be gone through several times: a generator is read once and kept."""
-    return list(batches) if isinstance(batches, Iterator) else batches
+    """Something that can be gone through several times: what has no length is taken for a stream, read and kept."""
+    try:
+        len(batches)
+    except TypeError:
+        return list(_each(batches))
+    return batches
+
+
+def refuse_nan(batch: Batch, place: str) -> None:
+    """Infinities are left alone: masks have them."""
+    for name, part in (("an input", (batch.args, batch.kwargs)), ("the target", batch.target)):
+        for x in _tensors(part):
+            if x.is_floating_point() and (wrong := int(x.isnan().sum())):
+                raise InputError(
+                    f"{name} of {place} is NaN in {wrong} of {x.numel()} entries: leave those examples out"
+                )
 
 
 def take_apart(item: Any) -> Batch:
@@ -86,6 +100,17 @@ def _each(batches: Any) -> Iterable[Any]:
     if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
         raise InputError(f"batches are a {type(batches).__name__}: give an iterable of batches; {SHAPE_OF_A_BATCH}")
     return batches
+
+
+def _ordinary(x: Tensor) -> Tensor:
+    """Tensors made under ``torch.inference_mode`` cannot take part in a fit: they are copied."""
+    return x.clone() if x.is_inference() and not torch.is_inference_mode_enabled() else x
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _map(lambda x: found.append(x) or x, value)  # type: ignore[func-returns-value]
+    return found
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from varprop.errors import InputError
 from varprop.moments import Moments
+from varprop.prediction.targets import refuse_unlabelled
 
 if TYPE_CHECKING:
     from varprop.prediction.links import ClassLink
@@ -49,6 +50,7 @@ class Prediction:
             if target.shape != label.shape:
                 expected = f"{list(label.shape)}, or floats of {list(self.probs.shape)} (a score per class)"
                 raise InputError(f"labels of shape {list(target.shape)}, where class indices would be {expected}")
+            refuse_unlabelled(target)
             return (label == target).to(self.probs.dtype)
         if target.shape != self.probs.shape:
             raise InputError(f"scores of shape {list(target.shape)} for probabilities {list(self.probs.shape)}")

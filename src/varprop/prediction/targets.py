@@ -17,8 +17,18 @@ def class_indices(logits: Tensor, target: Tensor) -> Tensor:
         raise InputError(f"labels of shape {list(target.shape)} for logits of shape {list(logits.shape)}{hint}")
     low, high = (int(target.min()), int(target.max())) if target.numel() else (0, 0)
     if low < 0 or high >= logits.shape[-1]:
-        raise InputError(f"labels from {low} to {high} for {logits.shape[-1]} classes")
+        raise InputError(f"labels from {low} to {high} for {logits.shape[-1]} classes{_hint(low)}")
     return target.long()
+
+
+def refuse_unlabelled(target: Tensor) -> None:
+    """An example without a label is neither right nor wrong."""
+    if target.numel() and (low := int(target.min())) < 0:
+        raise InputError(f"labels from {low} on{_hint(low)}")
+
+
+def _hint(low: int) -> str:
+    return ": -100 marks what has no label: leave those examples out" if low == -100 else ""
 
 
 def class_scores(logits: Tensor, target: Tensor) -> Tensor:
