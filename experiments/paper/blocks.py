@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Row
 from varprop.report.figures import Drawing
-from varprop.report.lineup import method_of
 from varprop.report.style import IDEAL, INK, PALETTE, figure, log_axis
 
 ATTENTION, FEED_FORWARD, BOTH = "attention", "FFN", "geometric mean"

@@ -12,6 +12,7 @@ from experiments.paper.blocks import block_scales
 from experiments.paper.norms import SYNTHETIC, errors, kept_norms, scatter
 from experiments.paper.published import benchmark_of, compared
 from experiments.paper.verdicts import order, verdict
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.report import lineup, sections, tables, write_report
 from varprop.report.columns import NAMED
@@ -105,7 +106,7 @@ def teaser(summary: Summary) -> Drawing | None:
 
 def _few(points: pd.DataFrame) -> list[bool]:
     main = ("mean", "streamlining", "cvp")
-    return [slug in main or lineup.method_of(slug).samples is not None for slug in points.index]
+    return [slug in main or method_of(slug).samples is not None for slug in points.index]
 
 
 PAPER_SECTIONS: tuple[Maker, ...] = (outcomes, verdicts, *SECTIONS[1:-1], inside, SECTIONS[-1])

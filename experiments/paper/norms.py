@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from varprop.errors import ResultsError
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.report.figures import Drawing
-from varprop.report.lineup import method_of
 from varprop.report.style import MUTED, figure, styles
 from varprop.report.tables import Table, words
 

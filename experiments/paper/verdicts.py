@@ -10,9 +10,9 @@ from itertools import combinations
 import pandas as pd
 
 from experiments.paper.published import ablation
+from varprop.evaluation.methods import method_of
 from varprop.report import lineup
 from varprop.report.columns import NAMED, Column
-from varprop.report.lineup import method_of
 from varprop.report.summary import Scope, Summary, name_of
 from varprop.report.tables import BETTER, WORSE, Table, judge, words
 

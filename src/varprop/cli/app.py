@@ -20,7 +20,7 @@ from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
 from varprop.evaluation.evaluate import measure
-from varprop.evaluation.methods import listed, title
+from varprop.evaluation.methods import listed, method_of
 from varprop.evaluation.results import Results, read_results
 from varprop.network import coverage as covering
 from varprop.network.moment_net import propagate
@@ -164,7 +164,7 @@ def bench(
         raise InputError("there is nothing to compare without a compiler: install one for C++, such as g++")
     table = Table("method", "plain passes", "MC samples")
     for slug, cost in costs.items():
-        table.add_row(title(slug), f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
+        table.add_row(method_of(slug).title, f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
     Console().print(table)
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from varprop.errors import InputError
 from varprop.evaluation.curves import staircase
-from varprop.evaluation.methods import title
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results, Row
 from varprop.report import tables
 from varprop.report.summary import Summary
@@ -42,7 +42,7 @@ def show_points(results: Results, risk: float, console: Console) -> None:
         )
         for method in summary.methods_in((experiment,)):
             for row in summary.of(experiment, method):
-                table.add_row(title(method), str(row.seed), *_point(results, row, risk))
+                table.add_row(method_of(method).title, str(row.seed), *_point(results, row, risk))
         console.print(table)
 
 

@@ -44,18 +44,14 @@ class Reliability:
 
 def reliability(scores: Sequence[Scores], bins: int = BINS) -> Reliability:
     """Bins of equal width; an empty one has NaN for confidence and accuracy."""
+    from scipy.stats import binned_statistic  # here, because it takes long to import
+
     claimed = np.concatenate([each["confidence"] for each in scores])
     right = np.concatenate([each["correctness"] for each in scores])
     # As the ECE does it: edges in the confidence's own dtype, 1 in the last bin.
-    edges = (np.arange(1, bins) / bins).astype(claimed.dtype)
-    where = np.searchsorted(edges, claimed, side="right")
-    count = np.bincount(where, minlength=bins).astype(np.float64)
-    count_or_nan = np.where(count > 0, count, np.nan)
-    return Reliability(
-        confidence=np.bincount(where, claimed.astype(np.float64), minlength=bins) / count_or_nan,
-        accuracy=np.bincount(where, right, minlength=bins) / count_or_nan,
-        share=count / count.sum(),
-    )
+    edges = (np.arange(bins + 1) / bins).astype(claimed.dtype)
+    confidence, accuracy = binned_statistic(claimed, [claimed, right], bins=edges).statistic
+    return Reliability(confidence, accuracy, share=np.histogram(claimed, edges)[0] / len(claimed))
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,9 @@ def listed(text: str) -> list[Method]:
     return list(dict.fromkeys(named(slug.strip()) for slug in text.split(",")))
 
 
-def title(slug: str) -> str:
-    """What tables and figures call a stored row's method; a method of the user's own is called by its slug."""
+def method_of(slug: str) -> Method:
+    """The method of a stored row; one of the user's own is called by its slug."""
     try:
-        return named(slug).title
+        return named(slug)
     except InputError:
-        return slug
+        return Method(slug, slug)

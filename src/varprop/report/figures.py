@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from varprop.evaluation.curves import Reliability
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import POINTS, Row
 from varprop.report import lineup
 from varprop.report.columns import NAMED, Column
-from varprop.report.lineup import method_of
 from varprop.report.style import BETTER, FAINT, INK, MUTED, PALETTE, SURFACE, Style, figure, log_axis
 from varprop.report.summary import Scope, Summary
 

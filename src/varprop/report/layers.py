@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Row
 from varprop.report.figures import Drawing
-from varprop.report.lineup import method_of
 from varprop.report.style import IDEAL, INK, MUTED, SURFACE, Style, figure, log_axis
 
 _LONGEST = 34  # characters of a path that a narrow page has room for

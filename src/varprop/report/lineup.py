@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from varprop.errors import InputError
 from varprop.evaluation.ablation import ABLATIONS
-from varprop.evaluation.methods import Method, named
+from varprop.evaluation.methods import method_of
 
 _SIZES = (2, 4, 64)  # the usual two, and one that is as good as sampling gets
 _VARIANTS = frozenset(ABLATIONS) - {"cvp", "streamlining"}
-
-
-def method_of(slug: str) -> Method:
-    """The method of a row; one of the user's own is called by its slug."""
-    try:
-        return named(slug)
-    except InputError:
-        return Method(slug, slug)
 
 
 def unvaried(slugs: Sequence[str]) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import jinja2
 
+from varprop.evaluation.methods import method_of
 from varprop.report import lineup
 from varprop.report.figures import Drawing
-from varprop.report.lineup import method_of
 from varprop.report.style import PALETTE, settle, styles
 from varprop.report.summary import Summary
 from varprop.report.tables import Table

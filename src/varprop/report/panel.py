@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.image import imsave
 
 from varprop.evaluation.curves import Staircase, staircase
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Examples, Results, Scores
 from varprop.report import lineup
 from varprop.report.style import styles
@@ -47,7 +48,7 @@ def _experiment(results: Results, summary: Summary, name: str) -> dict[str, Any]
     return {
         "name": name,
         "title": summary.title(name),
-        "methods": [{"slug": m, "title": lineup.method_of(m).title, "role": look[m].role} for m in methods],
+        "methods": [{"slug": m, "title": method_of(m).title, "role": look[m].role} for m in methods],
         "seeds": sorted(runs, key=int),
         "slider": _slider(max(risks, default=0.05)),
         "sheet": _sheet(examples) if examples else None,

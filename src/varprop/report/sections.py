@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pandas as pd
 
 from varprop.evaluation.curves import reliability
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.report import figures, layers, lineup, tables
 from varprop.report.figures import Drawing
-from varprop.report.lineup import method_of
 from varprop.report.page import Group, Section
 from varprop.report.panel import panel
 from varprop.report.style import styles

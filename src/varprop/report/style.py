@@ -13,7 +13,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from varprop.report.lineup import method_of
+from varprop.evaluation.methods import method_of
 
 INK, MUTED, FAINT, SURFACE, BETTER = "#1c2127", "#646d78", "#dcdfe3", "#ffffff", "#4caf50"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from varprop.evaluation.methods import method_of
 from varprop.report import lineup
 from varprop.report.columns import EXTENDED, MAIN, Column
-from varprop.report.lineup import method_of
 from varprop.report.summary import Estimates, Scope, Summary, name_of
 
 BEST, BETTER, WORSE, ASIDE = "best", "better", "worse", "aside"
