@@ -10,12 +10,12 @@ import gc
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import PosteriorError, PosteriorMismatchError, listing
+from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
 from varprop.moments import Moments
 from varprop.posterior.binding import Tensors, required
 from varprop.posterior.dealing import Outline, deal
@@ -24,32 +24,33 @@ from varprop.posterior.tensors import cast
 
 NAMES_REMEDY = "Pass the live optimizer, or build the optimizer over model.named_parameters(), which saves the names."
 
-
-class _Group(NamedTuple):
-    """One parameter group: its options, its parameters by the model's names, and the state of each."""
-
-    options: Mapping[str, Any]
-    parameters: dict[str, nn.Parameter]
-    states: dict[str, Mapping[str, Any]]
+_Options = Mapping[str, Any]
+_Parameters = Mapping[str, nn.Parameter]
+_Named = dict[Any, tuple[str, nn.Parameter]]
+"""The model's parameters, with their names, by the keys an optimizer has for them."""
 
 
 def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name. ``source`` is an optimizer or its state dict."""
     model = required(model, "from_ivon(model, optimizer)")
     live = hasattr(source, "param_groups")
-    groups = _live_groups(model, source) if live else _saved_groups(model, source)
+    named = _live_parameters(model, source) if live else _saved_parameters(model, source)
+    groups, state = (source.param_groups, source.state) if live else (source["param_groups"], source.get("state", {}))
     kind = type(source).__name__ if live else "state dict"
     mean: Tensors = {}
     var: Tensors = {}
     problems: list[str] = []
     for index, group in enumerate(groups):
+        parameters = dict(named[key] for key in group["params"])
+        # .get, because the state of an optimizer is a defaultdict: looking must not create entries.
+        states = {named[key][0]: state.get(key, {}) for key in group["params"]}
         try:
-            found = _variances(group)
+            found = _variances(group, parameters, states)
         except PosteriorError as error:
             problems.append(f"group {index}: {error}")
         else:
             var |= found
-            mean |= {name: group.parameters[name].detach() for name in found}
+            mean |= {name: parameters[name].detach() for name in found}
     if problems:
         raise PosteriorError(listing(f"cannot read a posterior from this {kind}", problems))
     if not mean:
@@ -57,7 +58,7 @@ def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
     return mean, var
 
 
-def _live_groups(model: nn.Module, optimizer: Any) -> list[_Group]:
+def _live_parameters(model: nn.Module, optimizer: Any) -> _Named:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     foreign = [str(tuple(p.shape)) for p in held if id(p) not in names]
@@ -68,51 +69,28 @@ def _live_groups(model: nn.Module, optimizer: Any) -> list[_Group]:
             "for a copy, pass optimizer.state_dict()."
         )
     _refuse_sampled(optimizer)
-    return _groups(optimizer.param_groups, {p: (names[id(p)], p) for p in held}, optimizer.state)
+    return {p: (names[id(p)], p) for p in held}
 
 
-def _saved_groups(model: nn.Module, saved: Any) -> list[_Group]:
+def _saved_parameters(model: nn.Module, saved: Any) -> _Named:
     if not isinstance(saved, Mapping) or "param_groups" not in saved:
         content = f" with keys {', '.join(map(repr, list(saved)[:8]))}" if isinstance(saved, Mapping) else ""
         raise PosteriorError(
             f"a {type(saved).__name__}{content} is neither an optimizer nor its state dict (no param_groups). "
             'For a whole checkpoint pass the optimizer\'s part, e.g. checkpoint["optimizer"].'
         )
-    options = list(saved["param_groups"])
-    if not all(isinstance(group, Mapping) and "params" in group for group in options):
+    groups = saved["param_groups"]
+    if not all(isinstance(group, Mapping) and "params" in group for group in groups):
         raise PosteriorError('a param_group of the state dict has no "params": it is damaged or no state dict of torch')
-    keys = [key for group in options for key in group["params"]]
-    names = _saved_names(options)
-    state = saved.get("state", {})
-    if names is None:
-        return _groups(options, _by_order(model, options, state), state)
-    return _groups(options, _by_name(model, dict(zip(keys, names, strict=True))), state)
+    keys = [key for group in groups for key in group["params"]]
+    # Names are saved if the optimizer was given named_parameters(); sharded checkpoints have them for keys.
+    names = [name for group in groups for name in group.get("param_names", group["params"])]
+    if len(names) == len(keys) and all(isinstance(name, str) for name in names):
+        return _by_name(model, dict(zip(keys, names, strict=True)))
+    return _by_order(model, groups, saved.get("state", {}))
 
 
-def _groups(
-    options: Sequence[Mapping[str, Any]], by_key: Mapping[Any, tuple[str, nn.Parameter]], state: Mapping[Any, Any]
-) -> list[_Group]:
-    found = []
-    for group in options:
-        # .get, because the state of an optimizer is a defaultdict: looking must not create entries.
-        states = {by_key[key][0]: state.get(key, {}) for key in group["params"]}
-        found.append(_Group(group, dict(by_key[key] for key in group["params"]), states))
-    return found
-
-
-def _saved_names(options: Sequence[Mapping[str, Any]]) -> list[str] | None:
-    """The parameters' names where the state dict has them: ``None`` unless it was made from ``named_parameters()``."""
-    names: list[str] = []
-    for group in options:
-        # Sharded checkpoints of torch put the names where the indices are.
-        found = group.get("param_names", group["params"])
-        if len(found) != len(group["params"]) or not all(isinstance(name, str) for name in found):
-            return None
-        names += found
-    return names
-
-
-def _by_name(model: nn.Module, saved: Mapping[Any, str]) -> dict[Any, tuple[str, nn.Parameter]]:
+def _by_name(model: nn.Module, saved: Mapping[Any, str]) -> _Named:
     parameters = dict(model.named_parameters(remove_duplicate=False))
     unknown = [f"{name!r}{did_you_mean(name, parameters)}" for name in saved.values() if name not in parameters]
     if unknown:
@@ -120,25 +98,23 @@ def _by_name(model: nn.Module, saved: Mapping[Any, str]) -> dict[Any, tuple[str,
     return {key: (name, parameters[name]) for key, name in saved.items()}
 
 
-def _by_order(
-    model: nn.Module, options: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]
-) -> dict[Any, tuple[str, nn.Parameter]]:
+def _by_order(model: nn.Module, groups: Sequence[_Options], state: Mapping[Any, Any]) -> _Named:
     """Parameters by position: each group holds its own in the order of the model."""
-    keys = [key for group in options for key in group["params"]]
+    keys = [key for group in groups for key in group["params"]]
     every = list(model.named_parameters())
     trainable = [(name, parameter) for name, parameter in every if parameter.requires_grad]
     for candidates in (every, trainable):
         if len(candidates) != len(keys):
             continue
-        if len(options) == 1:
+        if len(groups) == 1:
             return dict(zip(sorted(keys), candidates, strict=True))
-        dealt = deal([p for _, p in candidates], [_outline(group, state) for group in options])
+        dealt = deal([p for _, p in candidates], [_outline(group, state) for group in groups])
         if isinstance(dealt, str):
             raise PosteriorMismatchError(
-                f"the state dict has {len(options)} groups without names, and the shapes of their curvatures fit the "
+                f"the state dict has {len(groups)} groups without names, and the shapes of their curvatures fit the "
                 f"parameters of {type(model).__name__} {dealt}. {NAMES_REMEDY}"
             )
-        waiting = [iter(group["params"]) for group in options]
+        waiting = [iter(group["params"]) for group in groups]
         return {next(waiting[index]): candidate for index, candidate in zip(dealt, candidates, strict=True)}
     raise PosteriorMismatchError(
         f"the state dict holds {len(keys)} parameters, {type(model).__name__} has {len(every)}, {len(trainable)} of "
@@ -146,7 +122,7 @@ def _by_order(
     )
 
 
-def _outline(group: Mapping[str, Any], state: Mapping[Any, Any]) -> Outline:
+def _outline(group: _Options, state: Mapping[Any, Any]) -> Outline:
     """What a group without names says about the shapes of its parameters."""
     flat = group.get("hess")
     found = [state.get(key, {}).get("hess") for key in group["params"]]
@@ -154,10 +130,11 @@ def _outline(group: Mapping[str, Any], state: Mapping[Any, Any]) -> Outline:
     return Outline(shapes, flat.numel() if isinstance(flat, Tensor) else None)
 
 
-def _variances(group: _Group) -> Tensors:
+def _variances(group: _Options, parameters: _Parameters, states: Mapping[str, Any]) -> Tensors:
     """1/(ess·(hess + weight_decay)), in the dtype and on the device of each parameter."""
-    hess = _flat_curvatures(group) if "hess" in group.options else _curvatures(group)
-    ess, weight_decay = (_number(group.options, key) for key in ("ess", "weight_decay"))
+    flat = "hess" in group
+    hess = _flat_curvatures(group["hess"], parameters) if flat else _curvatures(group, parameters, states)
+    ess, weight_decay = (_number(group, key) for key in ("ess", "weight_decay"))
     if ess <= 0 or weight_decay < 0:
         raise PosteriorError(f"ess is {ess} and weight_decay {weight_decay}: they must be positive and not negative")
     var = {}
@@ -169,63 +146,61 @@ def _variances(group: _Group) -> Tensors:
                 f"hess + weight_decay is not positive and finite in {wrong} of {precision.numel()} entries of "
                 f"{name!r}: training diverged, or the checkpoint is damaged"
             )
-        parameter = group.parameters[name].detach()
+        parameter = parameters[name].detach()
         exact = Moments(parameter, precision.reciprocal().to(parameter.device))
         var[name] = cast(name, exact, None, parameter.dtype).var
     return var
 
 
-def _flat_curvatures(group: _Group) -> Tensors:
-    flat = group.options["hess"]
-    sizes = [parameter.numel() for parameter in group.parameters.values()]
+def _flat_curvatures(flat: Any, parameters: _Parameters) -> Tensors:
+    sizes = [parameter.numel() for parameter in parameters.values()]
     if not isinstance(flat, Tensor) or flat.numel() != sum(sizes):
         has = f"{flat.numel()} entries" if isinstance(flat, Tensor) else f"a {type(flat).__name__}"
         raise PosteriorError(
-            f'"hess" is {has}, but the parameters of the group ({_few(group.parameters)}) have '
+            f'"hess" is {has}, but the parameters of the group ({_few(parameters)}) have '
             f"{sum(sizes)} in all: the model is not the one that was trained, or its parameters are in another order"
         )
     parts = flat.detach().reshape(-1).split(sizes)
-    return {name: part.view(p.shape) for (name, p), part in zip(group.parameters.items(), parts, strict=True)}
+    return {name: part.view(p.shape) for (name, p), part in zip(parameters.items(), parts, strict=True)}
 
 
-def _curvatures(group: _Group) -> Tensors:
+def _curvatures(group: _Options, parameters: _Parameters, states: Mapping[str, Any]) -> Tensors:
     """One tensor per parameter. varprop's IVON, which counts its draws, has none before it samples a parameter."""
-    ours = "draws" in group.options
+    ours = "draws" in group
     hess, missing = {}, []
-    for name, parameter in group.parameters.items():
-        found = group.states[name].get("hess")
+    for name, parameter in parameters.items():
+        found = states[name].get("hess")
         if isinstance(found, Tensor):
             hess[name] = found
         elif not ours:
             missing.append(name)
         elif parameter.requires_grad:  # what is frozen was never sampled: it is deterministic
-            hess[name] = torch.full(parameter.shape, _number(group.options, "hess_init"))
+            hess[name] = torch.full(parameter.shape, _number(group, "hess_init"))
     if missing:
         raise PosteriorError(
             f'no "hess" for {_few(missing)}: only an IVON optimizer that holds its curvature can be read; '
             "other posteriors come in by from_tensors"
         )
     for name, found in hess.items():
-        if found.shape != group.parameters[name].shape:
-            shapes = f"{tuple(found.shape)}, the parameter {tuple(group.parameters[name].shape)}"
+        if found.shape != parameters[name].shape:
+            shapes = f"{tuple(found.shape)}, the parameter {tuple(parameters[name].shape)}"
             raise PosteriorError(f'"hess" of {name!r} has shape {shapes}')
     return hess
 
 
 def _few(names: Iterable[str]) -> str:
-    first = [repr(name) for name in names]
-    return ", ".join(first[:4]) + (f" and {len(first) - 4} more" if len(first) > 4 else "")
+    return ", ".join(shortened([repr(name) for name in names], 4))
 
 
-def _number(options: Mapping[str, Any], key: str) -> float:
-    if key not in options:
+def _number(group: _Options, key: str) -> float:
+    if key not in group:
         raise PosteriorError(f'no "{key}" among its options')
     try:
-        value = float(options[key])
+        value = float(group[key])
     except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
-        raise PosteriorError(f'"{key}" is {options[key]!r}, not a finite number')
+        raise PosteriorError(f'"{key}" is {group[key]!r}, not a finite number')
     return value
 
 
