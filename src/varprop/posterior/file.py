@@ -57,31 +57,31 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Moments]:
-    path = Path(path)
-    if not path.is_file():
-        reason = "it is a folder" if path.is_dir() else "there is no such file"
-        raise PosteriorFileError(f"cannot load {path}: {reason}")
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in list(file.keys())}
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
-        raise PosteriorFileError(f"cannot load {path}: not a whole safetensors file ({error})") from error
-    _check_metadata(path, metadata)
+    metadata, tensors = contents(path)
+    if metadata.get("format") != _FORMAT:
+        raise PosteriorFileError(f"cannot load {path}: not a posterior written by save (no format={_FORMAT!r} in it)")
+    if (version := metadata.get("version")) != _VERSION:
+        raise PosteriorFileError(f"cannot load {path}: format version {version!r} needs another version of varprop")
     # Other programs may write the format without a checksum; where there is one, it must fit.
     if "sha256" in metadata and metadata["sha256"] != _digest(tensors):
         raise PosteriorFileError(f"cannot load {path}: its contents changed after it was saved (checksum mismatch)")
     return _split(path, tensors)
 
 
-def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
-    if metadata.get("format") != _FORMAT:
-        raise PosteriorFileError(f"cannot load {path}: not a posterior written by save (no format={_FORMAT!r} in it)")
-    if (version := metadata.get("version")) != _VERSION:
-        raise PosteriorFileError(f"cannot load {path}: format version {version!r} needs another version of varprop")
+def contents(path: str | os.PathLike[str], remedy: str = "") -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of any safetensors file; ``remedy`` is for a file of another format."""
+    path = Path(path)
+    if not path.is_file():
+        reason = "it is a folder, name the file in it" if path.is_dir() else "there is no such file"
+        raise PosteriorFileError(f"cannot load {path}: {reason}")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return file.metadata() or {}, {key: file.get_tensor(key) for key in list(file.keys())}
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise PosteriorFileError(f"cannot load {path}: not a whole safetensors file ({error}){remedy}") from error
 
 
-def _split(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
+def _split(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
     parts: dict[str, dict[str, Tensor]] = {"mean": {}, "var": {}}
     for key, tensor in tensors.items():
         role, dot, name = key.partition(".")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from varprop.errors import PosteriorError, PosteriorFileError, PosteriorMismatchError, listing, shortened
+from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
 from varprop.posterior.binding import Layout, Tensors, layout, placed, required, unwrapped
+from varprop.posterior.file import contents
 from varprop.posterior.names import did_you_mean
 from varprop.posterior.running import Running
 from varprop.posterior.tensors import nonfinite, unusable
@@ -21,6 +19,7 @@ Source = nn.Module | Mapping[str, Tensor] | str | os.PathLike[str]
 
 # What DataParallel, DistributedDataParallel, AveragedModel and torch.compile put in front of the names.
 _PREFIXES = ("module.", "_orig_mod.")
+_NOT_OPENED = ". Other formats can run code and are not opened: pass torch.load(path, weights_only=True)."
 
 
 def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]:
@@ -82,21 +81,8 @@ def _given(source: Any) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
     if isinstance(source, str | os.PathLike):
-        return _file(Path(source))
+        return contents(source, _NOT_OPENED)[1]
     raise PosteriorError(f"a {type(source).__name__} is no model, state dict or path of a safetensors file")
-
-
-def _file(path: Path) -> Tensors:
-    if not path.is_file():
-        reason = "it is a folder, name the file in it" if path.is_dir() else "there is no such file"
-        raise PosteriorFileError(f"cannot read {path}: {reason}")
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise PosteriorFileError(
-            f"cannot read {path}: not a whole safetensors file ({error}). Other formats can run code and are not "
-            "opened: pass torch.load(path, weights_only=True)."
-        ) from error
 
 
 def _plain(name: str, wanted: Layout) -> str:

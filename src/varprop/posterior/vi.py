@@ -69,7 +69,8 @@ def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
         raise PosteriorMismatchError(listing(headline, shortened(problems), remedy))
     _refuse_other_constants(plain, bayesian)
     with torch.no_grad():
-        var = {name: _VARIANCE[r.kind](_wide(r.spread)) for name, r in found.items()}
+        wide = {name: torch.promote_types(random.spread.dtype, torch.float32) for name, random in found.items()}
+        var = {name: _VARIANCE[random.kind](random.spread.to(wide[name])) for name, random in found.items()}
     return placed(model, {name: random.mean for name, random in found.items()}, var)
 
 
@@ -172,10 +173,6 @@ def _refuse_other_constants(model: nn.Module, bayesian: nn.Module) -> None:
 
 def _equal(ours: Tensor, theirs: Tensor) -> bool:
     return ours.shape == theirs.shape and torch.equal(ours, theirs.to(ours.device, ours.dtype))
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _join(path: str, name: str) -> str:
