@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
@@ -61,7 +62,7 @@ def check_rule(
     rules = RuleSet(rules) if isinstance(rules, Rule) else rules
     if op not in rules:
         raise RuleError(f"{rules} has no rule for {op_name(op)}")
-    call = _Call(op, _map(_double, tuple(args)), _map(_double, kwargs or {}))
+    call = _Call(op, tree_map(_double, tuple(args)), tree_map(_double, kwargs or {}))
     if not call.random():
         raise RuleError(f"{op_name(op)}: no argument is a Moments, so there is nothing to check")
     result = rules[op](*call.args, **call.kwargs)
@@ -97,12 +98,11 @@ class _Call:
         def fill(leaf: Any) -> Any:
             return value(leaf) if is_random(leaf) else leaf
 
-        return self.op(*_map(fill, self.args), **_map(fill, self.kwargs))
+        args, kwargs = tree_map(fill, (self.args, self.kwargs), is_leaf=is_random)
+        return self.op(*args, **kwargs)
 
     def random(self) -> list[Moments]:
-        found: list[Moments] = []
-        _map(lambda leaf: found.append(leaf) if is_random(leaf) else None, (self.args, self.kwargs))
-        return found
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs), is_leaf=is_random) if is_random(leaf)]
 
 
 def _sample(call: _Call, wanted: list[int], samples: int, seed: int) -> Iterator[list[Tensor]]:
@@ -196,15 +196,7 @@ def _assert_within(what: str, predicted: Tensor, sampled: Tensor, tolerance: Ten
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, list | tuple) and not is_random(value):
-        return type(value)(_map(function, item) for item in value)
-    return {k: _map(function, v) for k, v in value.items()} if isinstance(value, dict) else function(value)
-
-
 def _double(leaf: Any) -> Any:
-    if is_random(leaf):
-        return Moments(leaf.mean.double(), leaf.var.double())
     return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from varprop.errors import InputError
 from varprop.moments import Moments
@@ -114,12 +115,9 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Moments):
-        return Moments(function(value.mean), function(value.var))
-    if isinstance(value, list | tuple):
-        return type(value)(_map(function, item) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _map(function, item) for key, item in value.items()}
-    return value
+    def each(item: Any) -> Any:
+        if isinstance(item, Mapping):  # of any kind, such as what a tokenizer returns
+            return {key: _map(function, part) for key, part in item.items()}
+        return function(item) if isinstance(item, Tensor) else item
+
+    return tree_map(each, value, is_leaf=lambda item: isinstance(item, Mapping))

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,9 +22,10 @@ from varprop.graph.pointwise import chunked
 from varprop.moments import Moments
 from varprop.posterior.running import Running
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.sampling import over_samples, pieces, root, sampled
+from varprop.prediction.sampling import over_samples, pieces, sampled
 from varprop.prediction.targets import class_indices, class_scores
 from varprop.rules.logistic import sigmoid
+from varprop.rules.quadrature import integrate
 
 _Logits = TypeVar("_Logits", Tensor, Moments)
 
@@ -90,12 +90,12 @@ class Categorical(ClassLink):
         return at_least_two(logits).softmax(-1)
 
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
-        return -cross_entropy(at_least_two(logits), class_indices(logits, target))
+        target = class_indices(at_least_two(logits), target)
+        return logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
     def expected_entropy(self, logits: Moments) -> Tensor:
         def entropy(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
-            log_probs = sampled(mean, std, points).log_softmax(-1)
-            return -(log_probs.exp() * log_probs).sum(-1).sum(1)
+            return torch.special.entr(sampled(mean, std, points).softmax(-1)).sum((1, 2))
 
         return over_samples(entropy, checked(logits), self.samples)
 
@@ -131,18 +131,22 @@ class Softmax(Categorical):
         return torch.cat(losses).view(target.shape)
 
 
+class MeanField(ClassLink):
+    """The prediction of one network with the logits μ / √(1 + πv/8), in the place of an average over networks."""
+
+    def probs(self, logits: Moments) -> Tensor:
+        return self.squash(_shrunk(logits))
+
+    def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        return -self.log_likelihood(_shrunk(logits), target)
+
+
 @dataclass(frozen=True)
-class MeanFieldSoftmax(Categorical):
+class MeanFieldSoftmax(MeanField, Categorical):
     """softmax(μ / √(1 + πv/8)): no sampling, a rough average."""
 
     samples: int = 256  # for the expected entropy, which has no such form
     name: ClassVar[str] = "mean-field softmax"
-
-    def probs(self, logits: Moments) -> Tensor:
-        return at_least_two(_shrunk(logits)).softmax(-1)
-
-    def loss(self, logits: Moments, target: Tensor) -> Tensor:
-        return -self.log_likelihood(_shrunk(logits), target)
 
 
 class Bernoulli(ClassLink):
@@ -156,13 +160,8 @@ class Bernoulli(ClassLink):
         return -F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
 
     def expected_entropy(self, logits: Moments) -> Tensor:
-        logits = checked(logits)
-        nodes, weights = _hermite()
-        std, total = root(logits.var), torch.zeros_like(logits.mean)
-        for node, weight in zip(nodes, weights, strict=True):
-            x = logits.mean + node * std
-            total = total + weight * (F.softplus(x) - x * x.sigmoid())  # the entropy of a Bernoulli variable
-        return total.sum(-1)
+        entropy = integrate(lambda x: F.softplus(x) - x * x.sigmoid(), checked(logits))
+        return entropy.mean.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -172,26 +171,20 @@ class Sigmoid(Bernoulli):
     name: ClassVar[str] = "sigmoid"
 
     def probs(self, logits: Moments) -> Tensor:
-        return chunked(sigmoid_moments, *logits)[0]
+        return _mean_sigmoid(*logits)
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         target = class_scores(logits.mean, target)
         tiny = torch.finfo(logits.mean.dtype).tiny
-        yes, no = (chunked(sigmoid_moments, sign * logits.mean, logits.var)[0].clamp(min=tiny) for sign in (1, -1))
+        yes, no = (_mean_sigmoid(sign * logits.mean, logits.var).clamp(min=tiny) for sign in (1, -1))
         return -(target * yes.log() + (1 - target) * no.log()).sum(-1)
 
 
 @dataclass(frozen=True)
-class ProbitSigmoid(Bernoulli):
+class ProbitSigmoid(MeanField, Bernoulli):
     """σ(μ / √(1 + πv/8)): the usual shortcut."""
 
     name: ClassVar[str] = "probit sigmoid"
-
-    def probs(self, logits: Moments) -> Tensor:
-        return _shrunk(logits).sigmoid()
-
-    def loss(self, logits: Moments, target: Tensor) -> Tensor:
-        return -self.log_likelihood(_shrunk(logits), target)
 
 
 @dataclass(frozen=True)
@@ -245,16 +238,11 @@ def at_least_two(logits: _Logits) -> _Logits:
     return logits
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1), reduction="none")
-    return losses.view(target.shape)
-
-
 # --- arithmetic ------------------------------------------------------------------------------------------
 
 
-def sigmoid_moments(mean: Tensor, var: Tensor) -> Moments:
-    return sigmoid(Moments(mean, var))
+def _mean_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
+    return chunked(lambda *x: sigmoid(Moments(*x)), mean, var)[0]
 
 
 def _moments(draws: Running) -> Moments:
@@ -267,9 +255,3 @@ def _moments(draws: Running) -> Moments:
 
 def _shrunk(logits: Moments) -> Tensor:
     return logits.mean * torch.rsqrt(1 + math.pi / 8 * logits.var)
-
-
-def _hermite(order: int = 32) -> tuple[list[float], list[float]]:
-    """Nodes and weights for a standard normal variable."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
-    return nodes.tolist(), (weights / weights.sum()).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -47,13 +48,13 @@ class GaussianPredictor(Predictor):
     def logits(self, *args: Any, **kwargs: Any) -> Moments:
         """The moments of the logits."""
 
-    @abstractmethod
     def decide(self, logits: Moments) -> Prediction | Regression:
         """The prediction that follows from the logits."""
+        return self.link(logits)
 
-    @abstractmethod
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         """The negative log-likelihood of each target under that prediction."""
+        return self.link.loss(logits, target)
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +88,7 @@ class MeanNetwork(GaussianPredictor):
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         if isinstance(self.link, ClassLink):
             return -self.link.log_likelihood(logits.mean, target)
-        return self.link.loss(logits, target)
+        return super().loss(logits, target)
 
     def __repr__(self) -> str:
         return f"MeanNetwork({type(self.model).__name__}, link={self.link})"
@@ -105,12 +106,6 @@ class Propagated(GaussianPredictor):
 
     def logits(self, *args: Any, **kwargs: Any) -> Moments:
         return self.net(*args, **kwargs)
-
-    def decide(self, logits: Moments) -> Prediction | Regression:
-        return self.link(logits)
-
-    def loss(self, logits: Moments, target: Tensor) -> Tensor:
-        return self.link.loss(logits, target)
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write the network and the link to a folder, as ``MomentNet.save_pretrained`` does."""
@@ -181,12 +176,9 @@ class MonteCarlo(Predictor):
 
     def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
         """The logits of each network."""
-        group: list[dict[str, Tensor]] = []
-        for index, weights in enumerate(self.weights(), start=1):
-            group.append(weights)
-            if len(group) == self.at_once or index == self.samples:
-                yield from self._together(group, args, kwargs)
-                group = []
+        weights = self.weights()
+        while group := list(itertools.islice(weights, self.at_once)):
+            yield from self._together(group, args, kwargs)
 
     def _together(self, group: list[dict[str, Tensor]], args: Any, kwargs: Any) -> Iterator[Tensor]:
         if len(group) == 1:
