@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,9 +24,8 @@ class Captured:
     graph: fx.Graph
     structure: Structure
     ranges: dict[str, tuple[int, float]]
-    parameters: dict[fx.Node, str] = field(default_factory=dict)
-    buffers: dict[fx.Node, str] = field(default_factory=dict)
-    constants: dict[fx.Node, str] = field(default_factory=dict)
+    tensors: dict[fx.Node, tuple[str, str]] = field(default_factory=dict)
+    """The registry and the path of each tensor of the model, ``mean`` for its parameters."""
     inputs: list[fx.Node] = field(default_factory=list)
     module_inputs: dict[str, fx.Node] = field(default_factory=dict)
     module_outputs: dict[str, fx.Node] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Captured:
 
     def sources(self, var: Registry) -> list[fx.Node]:
         """The placeholders at which variance starts: inputs that are Moments, and parameters that have a variance."""
-        parameters = [node for node, path in self.parameters.items() if path in var]
+        parameters = [node for node, (kind, path) in self.tensors.items() if kind == "mean" and path in var]
         flags = random_inputs(self.structure)
         return parameters + [node for node, flag in zip(self.inputs, flags, strict=True) if flag]
 
@@ -53,6 +53,26 @@ def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
         if any(arg in reached for arg in node.all_input_nodes):
             reached.add(node)
     return reached
+
+
+def upstream(node: fx.Node, follow: Callable[[fx.Node], bool] = lambda _: True) -> list[fx.Node]:
+    """The node and what it depends on, as far as ``follow`` says, in the order of the graph."""
+    found: set[fx.Node] = set()
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current not in found:
+            found.add(current)
+            pending += filter(follow, current.all_input_nodes)
+    return sorted(found)
+
+
+def evaluate(nodes: Iterable[fx.Node], values: dict[fx.Node, Any]) -> None:
+    """Run the ops among the nodes, given in the order of the graph, and add what they return to ``values``."""
+    for node in nodes:
+        if node.op == "call_function":
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def drop_dead_code(graph: fx.Graph) -> None:
@@ -86,12 +106,9 @@ def module_class(node: fx.Node) -> str:
 
 def source_line(node: fx.Node) -> str:
     """``file.py:88`` of the innermost frame outside torch."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    for frame in reversed([line for line in lines if line.startswith("File ")]):
-        path, _, rest = frame.removeprefix('File "').partition('", line ')
-        if "/torch/" not in path:
-            return f"{path.rpartition('/')[2]}:{rest.partition(',')[0]}"
-    return ""
+    frames = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f"{path.rpartition('/')[2]}:{line}" for path, line in frames if "/torch/" not in path]
+    return own[-1] if own else ""
 
 
 def numbered(path: str, count: int) -> str:
@@ -132,8 +149,7 @@ def fingerprint(captured: Captured) -> str:
     """Equal for graphs that compute the same from the same tensors of the model; devices do not count."""
     names = {node: f"%{index}" for index, node in enumerate(captured.ops())}
     names |= {node: f"%input{index}" for index, node in enumerate(captured.inputs)}
-    for tensors in (captured.parameters, captured.buffers, captured.constants):
-        names |= {node: f"%{name}" for node, name in tensors.items()}
+    names |= {node: f"%{path}" for node, (_, path) in captured.tensors.items()}
 
     def plain(value: Any) -> str:
         return "device" if isinstance(value, torch.device) else repr(value)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import Captured
+from varprop.graph.captured import Captured, evaluate
 from varprop.graph.export import Model, quiet, watched
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Call
@@ -37,12 +37,8 @@ def difference(lifting: Lifting, captured: Captured, call: Call) -> str | None:
 def run(captured: Captured, tensors: Registries, inputs: list[Tensor]) -> dict[fx.Node, Any]:
     """The value of every node, with the means as weights."""
     values: dict[fx.Node, Any] = dict(zip(captured.inputs, inputs, strict=True))
-    values |= {node: tensors.mean[path] for node, path in captured.parameters.items()}
-    values |= {node: tensors.buffer[path] for node, path in captured.buffers.items()}
-    values |= {node: tensors.constant[name] for node, name in captured.constants.items()}
-    for node in captured.ops():
-        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    values |= {node: getattr(tensors, kind)[path] for node, (kind, path) in captured.tensors.items()}
+    evaluate(captured.ops(), values)
     return values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import warnings
 from collections import Counter
@@ -80,16 +81,6 @@ def export(
 
 
 @contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Plain float maths without autograd, and without torch's warnings about its own internals.
 
@@ -97,13 +88,15 @@ def quiet() -> Iterator[None]:
     zeros for them, where the plain path returns what nobody should read.
     """
     with (
-        _without_fast_path(),
+        contextlib.ExitStack() as after,
         warnings.catch_warnings(action="ignore"),
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
+        after.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
 
 
@@ -134,50 +127,41 @@ def watched(model: nn.Module, note: Callable[[str, str, Tensor], None]) -> Itera
     """
     calls: Counter[tuple[str, str]] = Counter()
 
-    def first(kind: str, path: str, values: Any) -> None:
+    def first(kind: str, path: str, _: nn.Module, *values: Any) -> None:
         calls[kind, path] += 1
-        for value in _tensors(values):
+        for value in _tensors(values if kind == "in" else values[-1]):
             note(kind, numbered(path, calls[kind, path]), value)
             return
 
-    handles = []
-    for path, module in model.named_modules():
-        pre = lambda _, args, kwargs, path=path: first("in", path, (args, kwargs))  # noqa: E731
-        post = lambda _, args, kwargs, result, path=path: first("out", path, result)  # noqa: E731
-        handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
-        handles.append(module.register_forward_hook(post, with_kwargs=True))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for path, module in model.named_modules():
+            pre, post = (functools.partial(first, kind, path) for kind in ("in", "out"))
+            hooks.enter_context(module.register_forward_pre_hook(pre, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(post, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
 
 
 def _read(program: torch.export.ExportedProgram, structure: Structure, constants: Registry) -> Captured:
     """Name the placeholders, lift the marks out, drop assertions about baked shapes and dtypes."""
     captured = Captured(program.graph, structure, size_ranges(program))
-    named = {"mean": captured.parameters, "buffer": captured.buffers}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     for node in program.graph.find_nodes(op="placeholder"):
         spec = specs[node.name]
         owner, _, path = (spec.target or "").partition(".")
         if spec.kind is InputKind.USER_INPUT:
             captured.inputs.append(node)
-        elif owner in named:
-            named[owner][node] = path
+        elif owner in ("mean", "buffer"):
+            captured.tensors[node] = owner, path
         elif spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER):
-            captured.constants[node] = keep_constant(program.constants[spec.target], constants)
+            captured.tensors[node] = "constant", keep_constant(program.constants[spec.target], constants)
         elif node.users:  # the model's own tensor: replaced by the registry's, so nothing may use it
             raise CaptureError(f"the model reads {spec.target} in a way that torch.func.functional_call cannot replace")
     for node in list(program.graph.nodes):

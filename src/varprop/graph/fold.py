@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import drop_dead_code, spell
+from varprop.graph.captured import drop_dead_code, evaluate, spell, upstream
 from varprop.graph.registry import Registries
 
 FOLDABLE = ("mean.", "var.", "buffer.", "constant.")
@@ -28,15 +28,19 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
         if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
             continue
         base: Any = node
-        while base.op == "call_function" and _is_view(base):
+        while getattr(base.target, "is_view", False) and isinstance(base.args[0], fx.Node):
             base = base.args[0]
         if base.op == "get_attr":
             continue
         if names[base] not in folded:
-            value = _evaluate(base, values, {})
-            if not isinstance(value, Tensor) or value.numel() > max(SMALL, 2 * _input_size(base, values)):
+            nodes = upstream(base)
+            known: dict[fx.Node, Any] = {n: values[n.target] for n in nodes if n.op == "get_attr"}  # type: ignore[index]
+            largest = max(SMALL, 2 * sum(tensor.numel() for tensor in known.values()))
+            with torch.no_grad():
+                evaluate(nodes, known)
+            if not isinstance(known[base], Tensor) or known[base].numel() > largest:
                 continue
-            folded[names[base]] = value.contiguous()
+            folded[names[base]] = known[base].contiguous()
         with graph.inserting_before(base):
             attribute = graph.create_node("get_attr", f"folded.{names[base]}")
         attribute.meta = dict(base.meta)
@@ -61,12 +65,6 @@ def _constants(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _is_view(node: Any) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    returns: Any = schema.returns if schema is not None else ()
-    return bool(returns) and returns[0].alias_info is not None and isinstance(node.args[0], fx.Node)
-
-
 def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
     """A name for each constant that tells what it is computed from, so that graphs share equal ones."""
     names: dict[fx.Node, str] = {}
@@ -75,26 +73,3 @@ def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
             text = node.target if node.op == "get_attr" else f"{node.target}{spell((node.args, node.kwargs), names)}"
             names[node] = f"f{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return names
-
-
-def _evaluate(node: Any, tensors: dict[str, Tensor], known: dict[fx.Node, Any]) -> Any:
-    if node.op == "get_attr":
-        return tensors[node.target]
-    if node not in known:
-        values = {arg: _evaluate(arg, tensors, known) for arg in node.all_input_nodes}
-        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        with torch.no_grad():
-            known[node] = node.target(*args, **kwargs)
-    return known[node]
-
-
-def _input_size(node: Any, tensors: dict[str, Tensor]) -> int:
-    """Entries of all the tensors a value is computed from."""
-    pending: list[Any] = [node]
-    seen: set[Any] = set()
-    while pending:
-        current = pending.pop()
-        if current not in seen:
-            seen.add(current)
-            pending += current.all_input_nodes
-    return sum(tensors[n.target].numel() for n in seen if n.op == "get_attr")

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from varprop.graph.captured import strip_assertions
 from varprop.moments import Moments
 from varprop.rules.ruleset import Rule, op_name
 
@@ -155,7 +155,7 @@ class Bodies:
             if body is None:
                 self.refused.add(name)
                 return
-            self.modules[name] = Pointwise(fx.GraphModule(nn.Module(), body))
+            self.modules[name] = Pointwise(body)
         self.names[node] = name
 
     def apply(self, node: fx.Node, x: Moments) -> Moments:
@@ -172,24 +172,12 @@ class Bodies:
             graph.erase_node(node)
 
 
-class _Traceable(nn.Module):
-    def __init__(self, function: Callable[[Moments], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, mean: Tensor, var: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.function(Moments(mean, var)))
-
-
-def _trace(function: Callable[[Moments], Any], example: Tensor) -> fx.Graph | None:
-    """The graph of a function of moments; None unless every op of it is pointwise, so that it holds for any shape."""
+def _trace(function: Callable[[Moments], Any], example: Tensor) -> fx.GraphModule | None:
+    """A function of moments as a graph; None unless every op of it is pointwise, so that it holds for any shape."""
     try:
-        program = torch.export.export(_Traceable(function), (example, example.clone()), strict=False)
+        body = make_fx(lambda mean, var: tuple(function(Moments(mean, var))))(example, example.clone())
     except Exception:  # noqa: BLE001 (a rule for tensors of another rank, or one that fails: the walk will tell)
         return None
-    graph = program.graph
-    strip_assertions(graph)
-    ops = [node.target for node in graph.nodes if node.op == "call_function"]
+    ops = [node.target for node in body.graph.nodes if node.op not in ("placeholder", "output")]
     shape_free = all(op in SHAPE_FREE or torch.Tag.pointwise in getattr(op, "tags", ()) for op in ops)
-    only_inputs = len(graph.find_nodes(op="placeholder")) == 2
-    return graph if shape_free and only_inputs else None
+    return body if shape_free else None

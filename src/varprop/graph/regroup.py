@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from varprop.graph.captured import Captured, drop_dead_code, reachable
+from varprop.graph.captured import Captured, drop_dead_code, reachable, upstream
 from varprop.rules import functions
 from varprop.rules.derivative import AFFINE, DERIVATIVES
 
@@ -215,15 +215,7 @@ def _shape(node: fx.Node) -> Any:
 
 def _body(node: fx.Node, source: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     """The nodes between a chain's source and ``node``, in graph order."""
-    found: dict[fx.Node, None] = {}
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        if current in found:
-            continue
-        found[current] = None
-        pending += [arg for arg in current.all_input_nodes if source.get(arg) is source[node]]
-    return sorted(found)
+    return upstream(node, lambda arg: source.get(arg) is source[node])
 
 
 def _is_worth_it(node: fx.Node, source: dict[fx.Node, fx.Node]) -> bool:

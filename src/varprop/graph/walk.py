@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from varprop.errors import RuleError
 from varprop.graph.captured import Captured, module_path, numbered, reachable, sizes_of, source_line
@@ -91,13 +92,9 @@ class Walk(nn.Module):
         return values
 
     def _bind(self, values: dict[fx.Node, Any], leaves: Iterator[Tensor]) -> None:
-        for node, path in self.captured.parameters.items():
-            mean = self.mean[path]
-            values[node] = Moments(mean, self.var[path]) if path in self.var else mean
-        for node, path in self.captured.buffers.items():
-            values[node] = self.buffer[path]
-        for node, name in self.captured.constants.items():
-            values[node] = self.constant[name]
+        for node, (kind, path) in self.captured.tensors.items():
+            tensor = getattr(self, kind)[path]
+            values[node] = Moments(tensor, self.var[path]) if kind == "mean" and path in self.var else tensor
         symbols: dict[str, Any] = {}
         for node, random in zip(self.captured.inputs, random_inputs(self.captured.structure), strict=True):
             value = next(leaves)
@@ -155,11 +152,10 @@ class Walk(nn.Module):
         return Moments(x.mean, x.var * self.scale[scale_path(name)].exp())
 
     def _tagged(self, result: Any, index: int) -> Any:
-        if is_random(result):
-            return Moments(result.mean, torch.ops.varprop.tag(result.var, index))
-        if isinstance(result, list | tuple):
-            return [self._tagged(item, index) for item in result]
-        return result
+        def tagged(item: Any) -> Any:
+            return Moments(item.mean, torch.ops.varprop.tag(item.var, index)) if is_random(item) else item
+
+        return tree_map(tagged, result, is_leaf=is_random)
 
 
 def scale_names(captured: Captured, rules: RuleSet, var: Registry) -> dict[fx.Node, str]:
@@ -192,18 +188,11 @@ def _without_rule(result: Any, nothing: Tensor) -> Any:
 def _nothing(value: Any) -> Tensor:
     """0, computed from all variances in ``value``."""
     total = torch.zeros(())
-    for item in value.values() if isinstance(value, dict) else value:
-        if is_random(item):
-            var = item.var.real if item.var.is_complex() else item.var
-            total = total.to(var.device) + 0 * var.sum()
-        elif isinstance(item, dict | list | tuple):
-            total = total + _nothing(item).to(total.device)
+    for item in filter(is_random, tree_leaves(value, is_leaf=is_random)):
+        var = item.var.real if item.var.is_complex() else item.var
+        total = total.to(var.device) + 0 * var.sum()
     return total
 
 
 def _has_moments(value: Any) -> bool:
-    if is_random(value):
-        return True
-    if isinstance(value, list | tuple):
-        return any(map(_has_moments, value))
-    return isinstance(value, dict) and any(map(_has_moments, value.values()))
+    return tree_any(is_random, value, is_leaf=is_random)
