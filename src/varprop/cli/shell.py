@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from pathlib import Path
@@ -66,8 +67,13 @@ def _as_flag(value: Any) -> Any:
 
 def run(app: typer.Typer, name: str) -> None:
     """Errors on purpose are one line and exit code 2; what is finished by then is on disk."""
+
+    @functools.cache  # each warning only once: several methods may have the same to say
+    def warn(message: str) -> None:
+        tqdm.write(f"warning: {message}", file=sys.stderr)  # on a line above the progress bars
+
     with warnings.catch_warnings():
-        warnings.showwarning = _Warnings()  # type: ignore[assignment]
+        warnings.showwarning = lambda message, *_: warn(str(message))
         try:
             code = app(prog_name=name, standalone_mode=False)
         except USAGE as error:
@@ -93,15 +99,3 @@ def _misused(error: Any, name: str) -> None:
 def _fail(message: str) -> None:
     typer.echo(f"error: {message}", err=True)
     sys.exit(2)
-
-
-class _Warnings:
-    """Each on a line above the progress bars, and only once: several methods may have the same to say."""
-
-    def __init__(self) -> None:
-        self.told: set[str] = set()
-
-    def __call__(self, message: Warning | str, *_: Any) -> None:
-        if str(message) not in self.told:
-            self.told.add(str(message))
-            tqdm.write(f"warning: {message}", file=sys.stderr)

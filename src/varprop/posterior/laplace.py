@@ -27,13 +27,12 @@ def moments(model: nn.Module, la: Any) -> tuple[Tensors, Tensors]:
     fitted = _last_layer(la) if subset == "last_layer" else _trainable(la)
     names = _names(unwrapped(model), la, fitted)
     mean, var = la.mean.detach().reshape(-1), la.posterior_variance.detach().reshape(-1)
-    inside = torch.ones_like(mean, dtype=torch.bool)
-    if subset == "subnetwork":
-        inside, var = _spread_out(la, mean, var)
-    parts = [_split(flat, names, fitted, la) for flat in (mean, var, inside)]
+    if subset == "subnetwork":  # its variances go among the zeros of all other weights
+        var = torch.zeros_like(mean).index_copy(0, la.backend.subnetwork_indices.to(mean.device), var.to(mean))
+    means, variances = (_split(flat, names, fitted, la) for flat in (mean, var))
     # A tensor without any entry in the subnetwork is deterministic as a whole.
-    random = [name for name, chosen in parts[2].items() if bool(chosen.any())]
-    return placed(model, {name: parts[0][name] for name in random}, {name: parts[1][name] for name in random})
+    random = {name: part for name, part in variances.items() if bool((part != 0).any())}
+    return placed(model, {name: means[name] for name in random}, random)
 
 
 def _diagonal_subset(la: Any) -> str:
@@ -88,16 +87,6 @@ def _originals(la: Any) -> dict[int, int]:
     if [p.shape for p in copied] != [p.shape for p in la.params]:
         return {}
     return {id(twin): id(original) for twin, original in zip(copied, la.params, strict=True)}
-
-
-def _spread_out(la: Any, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """A subnetwork's variances among the zeros of all other weights, and which entries they are."""
-    indices = la.backend.subnetwork_indices.to(mean.device)
-    inside = torch.zeros_like(mean, dtype=torch.bool)
-    inside[indices] = True
-    everywhere = torch.zeros_like(mean)
-    everywhere[indices] = var.to(everywhere)
-    return inside, everywhere
 
 
 def _split(flat: Tensor, names: Sequence[str], fitted: _Named, la: Any) -> Tensors:

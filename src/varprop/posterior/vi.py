@@ -86,7 +86,8 @@ def _inventory(bayesian: nn.Module) -> tuple[list[_Random], dict[str, nn.Paramet
         sampled = dict(_samplers(module))
         samplers.update(sampled.values())
         unused = {"bias"} if getattr(module, "bias", None) is False else set()  # blitz keeps parameters of such a bias
-        hidden = {name for base in sampled.keys() | unused for name in _names_of(base)}
+        words = [(base, kind) for base in sampled.keys() | unused for kind in ("mu", *_VARIANCE)]
+        hidden = {f"{base}_{kind}" for base, kind in words} | {f"{kind}_{base}" for base, kind in words}
         own = {n: p for n, p in module.named_parameters(recurse=False, remove_duplicate=False) if n not in hidden}
         found = [
             _Random(_join(path, base), f"{base}_sampler of {type(module).__name__}", sampler.mu, sampler.rho, "rho")
@@ -105,11 +106,6 @@ def _samplers(module: nn.Module) -> Iterator[tuple[str, Any]]:
         base, _, word = name.rpartition("_")
         if word == "sampler" and base and {own for own, _ in child.named_parameters(recurse=False)} == {"mu", "rho"}:
             yield base, child
-
-
-def _names_of(base: str) -> set[str]:
-    """What a layer may call the mean and the spread of one weight."""
-    return {f"{base}_{kind}" for kind in ("mu", *_VARIANCE)} | {f"{kind}_{base}" for kind in ("mu", *_VARIANCE)}
 
 
 def _pairs(path: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Iterator[_Random]:

@@ -66,7 +66,7 @@ def _run(scores: Scores, steps: Staircase, shown: int) -> dict[str, Any]:
         "risk": steps.held_out_risk.tolist(),
         "coverage": steps.held_out_coverage.tolist(),
         "answered": steps.answered.tolist(),
-        "errors": [_short(e) for e in steps.errors.tolist()],
+        "errors": [int(e) if e == int(e) else round(e, 6) for e in steps.errors.tolist()],
     }
     if shown and "label" in scores and "target" in scores:
         confidence = scores["confidence"][:shown]
@@ -77,10 +77,6 @@ def _run(scores: Scores, steps: Staircase, shown: int) -> dict[str, Any]:
         run["wrong"] = (1 - scores["correctness"][:shown]).round(2).tolist()
         run["label"], run["target"] = (scores[key][:shown].tolist() for key in ("label", "target"))
     return run
-
-
-def _short(value: float) -> float | int:
-    return int(value) if value == int(value) else round(value, 6)
 
 
 def _slider(risk: float) -> dict[str, float]:
