@@ -1,6 +1,9 @@
 """Networks that are not saved, and saves that are cut short."""
 
+import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,9 +109,17 @@ def interrupt(folder, net, renames, killed):
 def test_an_interrupted_save_leaves_the_old_network_or_the_new_one(folder, renames, killed):
     interrupt(folder, uncaptured(0.5), renames, killed)
     assert held(folder) == (0.5 if renames == 2 else 1e-3)
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))  # that was long ago
     uncaptured(0.25).save_pretrained(folder)  # and the next save is whole again
     assert held(folder) == 0.25
-    assert not (folder / ".model.safetensors.new").exists()
+    assert files(folder) == FILES  # nothing is left of the one before
+
+
+def test_what_another_process_writes_now_is_left_alone(folder):
+    (folder / ".model.safetensors.new.1234.tmp").write_bytes(b"half of it")
+    uncaptured(0.25).save_pretrained(folder)
+    assert files(folder) == [".model.safetensors.new.1234.tmp", *FILES]
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -132,3 +143,40 @@ def test_a_network_saved_while_another_process_loads(folder, monkeypatch):
     monkeypatch.setattr(saving, "read_tensors", slow)
     assert held(folder) == 0.5
     assert len(times) == 2
+
+
+SAVER = """
+import sys
+from tests.network.saved import uncaptured
+nets = uncaptured(0.5), uncaptured(0.25)
+print("ready", flush=True)
+while True:
+    for net in nets:
+        net.save_pretrained(sys.argv[1])
+"""
+
+
+def test_loading_while_another_process_saves(folder):
+    with subprocess.Popen([sys.executable, "-c", SAVER, str(folder)], stdout=subprocess.PIPE, text=True) as saver:
+        try:
+            assert saver.stdout.readline() == "ready\n"
+            found = {var for _ in range(60) for var in (0.5, 0.25, 1e-3) if held(folder) == var}
+        finally:
+            saver.kill()
+    assert found & {0.5, 0.25}
+
+
+def test_a_folder_that_never_rests(folder, monkeypatch):
+    real, next_one = saving.read_tensors, itertools.count(1)
+
+    def busy(*args):
+        tensors = real(*args)
+        uncaptured(next(next_one)).save_pretrained(folder)
+        return tensors
+
+    monkeypatch.setattr(saving, "read_tensors", busy)
+    monkeypatch.setattr(saving, "ATTEMPTS", 3)
+    with pytest.raises(
+        NetworkFileError, match="cannot load .*: another process keeps saving there: load it afterwards"
+    ):
+        held(folder)

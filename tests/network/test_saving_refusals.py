@@ -1,5 +1,7 @@
 """Folders that are not loaded, each with the reason."""
 
+import copy
+import dataclasses
 import hashlib
 import json
 import sys
@@ -13,6 +15,7 @@ import varprop as vp
 from tests.models import make, posterior_of
 from tests.network.saved import Net, captured, uncaptured
 from varprop.errors import NetworkFileError
+from varprop.graph.signature import Call
 
 RULE = vp.rule(torch.ops.aten.erfinv.default)(lambda x: x)
 
@@ -105,12 +108,23 @@ def test_entries_that_are_missing_or_of_the_wrong_kind(folder):
         {"inputs": []},
         {"inputs": [{"dtype": "float32", "shape": [2, -4]}]},
         {"inputs": [{"dtype": "float32", "shape": "24"}]},
+        {"inputs": [{"dtype": "float32", "shape": [10**9, 4]}]},
         {"inputs": [{"dtype": "nn", "shape": [2, 4]}]},
     ],
 )
 def test_calls_that_make_no_sense(folder, change):
     edit(folder, lambda config: config["calls"][0].update(change))
     assert "a call in its config.json" in reason(folder)
+
+
+def test_a_call_too_large_to_be_captured_on_loading(tmp_path):
+    """It is left out when the network is saved, and captured when it is made."""
+    net = copy.deepcopy(captured())
+    huge = torch.empty(10**9, 4, device="meta")
+    net._plans[0] = dataclasses.replace(net._plans[0], call=Call(net._plans[0].call.structure, [huge]))
+    with pytest.warns(UserWarning, match=r"is not saved.*inputs of 16 GB"):
+        net.save_pretrained(tmp_path)
+    assert vp.MomentNet.from_pretrained(tmp_path, Net().eval()).signatures == []
 
 
 def test_tensors_that_make_no_sense(folder):
@@ -130,6 +144,8 @@ def test_tensors_that_make_no_sense(folder):
         ({"scale.act.log_alpha": None}, "disagree about the scales act.log_alpha"),
         ({"scale.act.log_alpha": one}, "disagree about the scales act.log_alpha"),
         ({"scale.other": one[0]}, "disagree about the scales other"),
+        ({"scale.act.log_alpha": one[0] * torch.nan}, "no positive, finite number: act (nan)"),
+        ({"scale.act.log_alpha": one[0] * 1000}, "no positive, finite number: act (inf)"),
         ({"mean.inner.bias": one.half(), "var.inner.bias": one.half()}, "torch.float16 is not supported"),
         ({key: x.double() for key, x in tensors.items()}, "says float32, but model.safetensors holds float64"),
     ]:

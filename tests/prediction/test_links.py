@@ -272,3 +272,9 @@ def test_mutual_information_of_a_sigmoid():
     binary = lambda p: torch.special.entr(p) + torch.special.entr(1 - p)  # noqa: E731
     expected = (binary(draws.mean(0)) - binary(draws).mean(0)).sum(-1)
     torch.testing.assert_close(vp.scores.mutual_information(vp.links.Sigmoid()(x)), expected, rtol=0.02, atol=1e-3)
+
+
+def test_more_points_than_memory_holds():
+    logits = vp.Moments(torch.zeros(1, 10_000), torch.ones(1, 10_000))
+    with pytest.raises(InputError, match="1000000 points for 10000 classes are more than .*: take fewer samples"):
+        vp.links.Softmax(samples=1_000_000)(logits)

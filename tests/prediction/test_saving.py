@@ -106,7 +106,9 @@ def test_a_link_of_ones_own_must_be_given_again(tmp_path):
         ({"name": "softmax"}, "which it does not take"),
         ({"name": "softmax", "samples": "many"}, "which it does not take"),
         ({"name": "softmax", "samples": 2, "seed": 1}, "which it does not take"),
+        ({"name": "softmax", "samples": 10**12}, "samples=1000000000000: there must be 1 to 1048576"),
         ({"name": "gaussian", "noise": -1}, "describes an impossible link"),
+        ({"name": "gaussian", "noise": float("nan")}, "describes an impossible link"),
     ],
 )
 def test_links_that_make_no_sense(tmp_path, link, expected):

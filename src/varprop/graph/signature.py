@@ -18,6 +18,8 @@ Structure = tuple[Any, ...]
 Size = int | str  # a fixed size, or the name of a symbol that binds to any size in its range
 
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+LARGEST = 1 << 32
+"""Bytes of the inputs of a call that is written down: larger ones are not made up on loading."""
 PLAIN = (type(None), bool, int, float, str)  # what JSON gives back with the type it had
 
 
@@ -200,7 +202,11 @@ def _check_moments(value: Moments, where: str) -> None:
 
 
 def encode(call: Call) -> dict[str, Any]:
-    """Raises a TypeError if the call has a constant that JSON cannot hold, such as a member of an enumeration."""
+    """Raises a TypeError if the call is too large to be captured on loading, or has a constant that JSON cannot hold,
+    such as a member of an enumeration.
+    """
+    if too_large := _too_large(call.leaves):
+        raise TypeError(too_large)
     inputs = [{"dtype": dtype_name(leaf.dtype), "shape": list(leaf.shape)} for leaf in call.leaves]
     return {"structure": _encode(call.structure), "inputs": inputs}
 
@@ -216,7 +222,14 @@ def decode(record: Any) -> Call:
         raise ValueError(f"it is not understood ({error})") from error
     if arguments != ["tuple", "dict"] or count != len(leaves):
         raise ValueError("it contradicts itself")
+    if too_large := _too_large(leaves):
+        raise ValueError(too_large)
     return Call(structure, leaves)
+
+
+def _too_large(leaves: list[Tensor]) -> str:
+    size = sum(leaf.nbytes for leaf in leaves)
+    return f"inputs of {size / 1e9:.0f} GB are more than the {LARGEST / 1e9:.0f} GB allowed" if size > LARGEST else ""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

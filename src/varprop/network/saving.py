@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import random
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +47,7 @@ Roles = dict[str, dict[str, Tensor]]
 CONFIG, WEIGHTS, PENDING = "config.json", "model.safetensors", ".model.safetensors.new"
 FORMAT, VERSION = "varprop.network", 1
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
+ATTEMPTS = 100  # to read a folder that another process saves to
 ROLES = ("mean", "var", "buffer", "scale")
 
 
@@ -69,13 +73,11 @@ def load(
     """The network that was saved in a folder, with all of its calls captured."""
     folder = Path(path)
     with _reported(f"cannot load {folder}"):
-        config = read_config(folder)
+        config, tensors = _read(folder, device)
         chosen, selected, calls = _rules(config, rules), _output(config, output), _calls(config)
         record = _entry(config, "architecture", dict)
         built = rebuilding.rebuild(record) if model is None else model
-        roles = _roles(read_tensors(folder, config, device))
-        if read_config(folder) != config:  # another process saved a network there in the meantime
-            return load(kind, path, model, rules, output, device)
+        roles = _roles(tensors)
         _check(config, roles)
         rebuilding.check(built, record, roles["mean"], roles["buffer"])
         if model is None:
@@ -267,6 +269,33 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise NetworkFileError(f"some tensors cannot be stored: {error}") from error
 
 
+def _read(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """``config.json`` and the tensors it was written with, read again while another process saves there."""
+    for attempt in range(ATTEMPTS):
+        before, config = _state(folder), read_config(folder)
+        try:
+            tensors = read_tensors(folder, config, device)
+        except (NetworkFileError, SafetensorError, OSError):
+            if _state(folder) == before:  # nobody is at work: that is how it is
+                raise
+        else:
+            if read_config(folder) == config:
+                return config, tensors
+        time.sleep(random.uniform(0, 0.01 * (attempt + 1)))
+    raise NetworkFileError("another process keeps saving there: load it afterwards")
+
+
+def _state(folder: Path) -> list[tuple[int, int] | None]:
+    found: list[tuple[int, int] | None] = []
+    for name in (CONFIG, WEIGHTS, PENDING):
+        try:
+            status = (folder / name).stat()
+            found.append((status.st_ino, status.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
+
+
 def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
     """All tensors, from a file that is the one ``config.json`` was written with."""
     layout = _entry(config, "layout", dict)
@@ -352,6 +381,9 @@ def _check(config: Mapping[str, Any], roles: Roles) -> None:
     wrong += [path for path, tensor in roles["scale"].items() if tensor.shape != () and path in paths]
     if wrong:
         raise NetworkFileError(f"its {CONFIG} and {WEIGHTS} disagree about the scales {', '.join(wrong)}")
+    alphas = {name: float(roles["scale"][path].exp()) for path, name in paths.items()}
+    if odd := [f"{name} ({alpha})" for name, alpha in alphas.items() if not 0 < alpha < math.inf]:
+        raise NetworkFileError(f"some of its scales are no positive, finite number: {', '.join(odd)}; calibrate again")
 
 
 def _check_dtypes(roles: Roles) -> None:

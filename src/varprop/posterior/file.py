@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -18,6 +20,8 @@ from varprop.errors import PosteriorError, PosteriorFileError
 from varprop.moments import Moments
 from varprop.posterior.tensors import checked
 
+STALE = 600.0
+"""Seconds after which a temporary file that nobody wrote to is taken for one that a killed process left."""
 _FORMAT, _VERSION = "varprop.posterior", "1"
 
 
@@ -44,6 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
     It gets the permissions of any new file; safetensors by itself writes files that only their owner can read.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    _tidy(path)
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -54,6 +59,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _tidy(path: Path) -> None:
+    """Remove what killed processes left behind; a file that was written to just now belongs to one that runs."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError):  # another process may be tidying too
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Moments]:

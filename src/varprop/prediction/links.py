@@ -22,7 +22,7 @@ from varprop.graph.pointwise import chunked
 from varprop.moments import Moments
 from varprop.posterior.running import Running
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.sampling import over_samples, pieces, sampled
+from varprop.prediction.sampling import MOST_SAMPLES, over_samples, pieces, sampled
 from varprop.prediction.targets import class_indices, class_scores
 from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate
@@ -83,8 +83,8 @@ class Categorical(ClassLink):
     samples: int
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise InputError(f"samples={self.samples}: there must be at least 1")
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise InputError(f"samples={self.samples}: there must be 1 to {MOST_SAMPLES}")
 
     def squash(self, logits: Tensor) -> Tensor:
         return at_least_two(logits).softmax(-1)

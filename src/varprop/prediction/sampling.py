@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varprop.errors import InputError
 from varprop.moments import Moments
 
 BUDGET = 1 << 24
 """Entries of the largest work tensor: 64 MB in float32."""
+MOST_SAMPLES = 1 << 20
+MOST_NUMBERS = 1 << 30
+"""Of all points together: 8 GB while they are made."""
 SOBOL_ENDS = torch.quasirandom.SobolEngine.MAXDIM
 _SEED = 0x5EED
 
@@ -56,6 +60,8 @@ def normals(samples: int, dims: int, *, dtype: torch.dtype, device: torch.device
     A scrambled Sobol set through the inverse normal distribution function. Sobol's numbers end at 21,201 dimensions;
     beyond, the points are pseudo-random and come in pairs ±z, so that their mean is 0 all the same.
     """
+    if samples * dims > MOST_NUMBERS:
+        raise InputError(f"{samples} points for {dims} classes are more than memory holds: take fewer samples")
     if dims > SOBOL_ENDS:
         half = torch.randn(-(-samples // 2), dims, generator=torch.Generator().manual_seed(_SEED))
         points = torch.cat([half, -half])[:samples]
