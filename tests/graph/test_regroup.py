@@ -14,6 +14,11 @@ SAMPLES = 50_000
 GELU_TANH = math.sqrt(2 / math.pi)
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 class Applied(nn.Module):
     """A linear layer followed by a function."""
 
@@ -76,8 +81,10 @@ def assert_one_function(model, x, op):
     (plan,) = net._plans
     assert [op_name(node.target) for node in plan.captured.ops()] == ["aten.linear.default", op]
     samples = model.function(before.sample(SAMPLES, torch.Generator().manual_seed(0)))
+    squares = (samples - samples.mean(0)) ** 2
     assert ((result.mean - samples.mean(0)).abs() < 5 * samples.std(0) / SAMPLES**0.5 + 1e-6).all()
-    torch.testing.assert_close(result.var, samples.var(0), rtol=0.05, atol=1e-6)
+    # Where a function is flat its result is like a square, whose variance takes more samples to see.
+    assert ((result.var - squares.mean(0)).abs() < 5 * squares.std(0) / SAMPLES**0.5 + 0.01 * result.var + 1e-6).all()
     return before
 
 
