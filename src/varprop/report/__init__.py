@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varprop.errors import ResultsError
+from varprop.evaluation.results import read_results
 
 if TYPE_CHECKING:
+    from varprop.report.figures import Drawing
     from varprop.report.sections import Maker
 
 
@@ -25,7 +28,34 @@ def write_report(
     ``sections`` are by default those of ``varprop.report.sections``.
     """
     try:
-        from varprop.report.writing import write
+        from varprop.report import page, style, tables
+        from varprop.report.sections import SECTIONS
+        from varprop.report.summary import Summary
     except ModuleNotFoundError as error:
         raise ResultsError(f"a report needs {error.name}: pip install 'varprop[report]'") from error
-    return write(folder, out, sections)
+    results = read_results(folder)
+    target = results.folder / "report" if out is None else Path(out)
+    target = target if target.suffix == ".html" else target / "report.html"
+    summary = Summary(results.rows)
+    with style.drawing_style():
+        made = [section for maker in sections or SECTIONS if (section := maker(results, summary)) is not None]
+        text = page.render(summary, made)
+        parts = [part for section in made for part in section.parts]
+        try:
+            for name in ("figures", "tables"):
+                (target.parent / name).mkdir(parents=True, exist_ok=True)
+            for drawing in (drawing for part in parts for drawing in part.drawings):
+                _save(drawing, target.parent / "figures")
+            tables.write([table for part in parts for table in part.tables], target.parent / "tables")
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ResultsError(f"cannot write {target}: {error.strerror or error}; choose another folder") from error
+    return target
+
+
+def _save(drawing: Drawing, folder: Path) -> None:
+    """PNG, PDF and CSV. Without its date, the same figure is the same file."""
+    name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{drawing.experiment}-{drawing.name}").lstrip(".-")
+    drawing.figure.savefig(folder / f"{name}.png", facecolor="white")
+    drawing.figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
+    drawing.data.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g", lineterminator="\n")

@@ -13,7 +13,7 @@ import jinja2
 from varprop.evaluation.methods import method_of
 from varprop.report import lineup
 from varprop.report.figures import Drawing
-from varprop.report.style import PALETTE, settle, styles
+from varprop.report.style import PALETTE, styles
 from varprop.report.summary import Summary
 from varprop.report.tables import Table
 
@@ -61,7 +61,8 @@ def render(summary: Summary, sections: Sequence[Section]) -> str:
 
 def _uri(drawing: Drawing) -> str:
     """The figure as SVG. As an image of its own it shares no names or styles with the page."""
-    settle(drawing.figure)
+    drawing.figure.draw_without_rendering()
+    drawing.figure.set_layout_engine("none")  # else it is found anew each time the figure is saved: half of the time
     out = io.BytesIO()
     drawing.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,6 @@ def figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
 
 
-def settle(figure: Figure) -> None:
-    """Fix the layout, which would otherwise be found anew each time the figure is saved: half of the time."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-
-
 def log_axis(axis: XAxis | YAxis, values: Sequence[float]) -> None:
     """A logarithmic axis around the values, with plain numbers at powers of 2, 4 or 10."""
     low, high = min(values), max(values)
@@ -87,9 +81,6 @@ def log_axis(axis: XAxis | YAxis, values: Sequence[float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
-@contextmanager
-def drawing_style() -> Iterator[None]:
+def drawing_style() -> AbstractContextManager[None]:
     """matplotlib's settings while figures are made and saved, whatever the user's are."""
-    with mpl.rc_context():
-        mpl.rc_file(Path(__file__).with_name("page") / "figures.mplstyle")
-        yield
+    return mpl.rc_context(fname=Path(__file__).with_name("page") / "figures.mplstyle")
