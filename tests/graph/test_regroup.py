@@ -151,6 +151,33 @@ def test_rms_norm_written_out(style):
     torch.testing.assert_close(a.var, b.var)
 
 
+UNIT_LENGTH = {
+    "normalize": lambda x: nn.functional.normalize(x, dim=-1),
+    "norm": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "plus": lambda x: x / (x.norm(p=2, dim=-1, keepdim=True) + 1e-12),
+    "root": lambda x: x / (x * x).sum(-1, keepdim=True).sqrt(),
+    "inside": lambda x: x / torch.sqrt(x.pow(2).sum(-1, keepdim=True) + 1e-12),
+}
+
+
+def test_division_by_the_own_length_is_one_function():
+    """And it is an RMS norm, but for a factor √D."""
+    native, x = Applied(lambda x: nn.functional.rms_norm(x, (6,), None, 1e-12) / 6**0.5), torch.randn(3, 4)
+    expected = propagate(native, x)
+    for name, function in UNIT_LENGTH.items():
+        written = Applied(function)
+        written.load_state_dict(native.state_dict())
+        assert ops_of(written, x)[-1] == "unit_length", name
+        found = propagate(written, x)
+        torch.testing.assert_close(found.mean, expected.mean)
+        torch.testing.assert_close(found.var, expected.var)
+
+
+def test_division_by_another_length_is_not():
+    ops = ops_of(Applied(lambda x: x / x.norm(p=1, dim=-1, keepdim=True)), torch.randn(3, 4))
+    assert ops[-2:] == ["aten.linalg_vector_norm.default", "aten.div.Tensor"]
+
+
 @pytest.mark.parametrize("by", ["square", "var"])
 def test_layer_norm_written_out(by):
     def function(x):

@@ -190,6 +190,8 @@ def linear() -> Iterator[Case]:
     yield Affine(aten.matmul.default, (s.random(2, 3, 4), s.random(4)), note="vector")
     yield Affine(aten.mv.default, (a, s.random(4)))
     yield Affine(aten.dot.default, (s.random(5), s.random(5)))
+    yield Affine(aten.vdot.default, (s.random(5), s.random(5)))
+    yield Affine(aten.linalg_vecdot.default, (s.random(2, 5), s.random(5)))
     yield Affine(aten.outer.default, (s.random(3), s.random(4)))
     yield Affine(aten.tensordot.default, (s.random(2, 3, 4), s.random(4, 3, 2), [1, 2], [1, 0]))
     yield Affine(aten.bilinear.default, (s.random(1, 2), s.random(1, 3), s.random(2, 2, 3), s.random(2)))
@@ -374,11 +376,52 @@ def normalization() -> Iterator[Case]:
     yield Case(functions.rms_normalize, (x, (-1,), 1e-6), **loose)
     yield Case(functions.rms_normalize, (wide, (2, 3), 1e-6), **loose, note="filter response norm")
     yield Case(functions.standardize, (x, (-1,), 1e-5), **loose)
+    yield Case(functions.unit_length, (x, (-1,)), **loose)
+    yield Case(functions.unit_length, (x, (-1,), 1e-6), **loose, note="inside")
+    yield Case(functions.unit_length, (wide, (2, 3), 0.0, 1e-6), **loose, note="outside")
+    yield Case(functions.unit_length, (wide, (1, 2, 3), 0.0, 0.0, 40.0), **loose, note="least")
+    yield Case(aten._weight_norm.default, (x, s.random(2, 1), 0), **loose)
+    yield Case(aten._weight_norm.default, (s.random(3, 16, 2, 16), s.random(1, 1, 2, 1), 2), **loose, note="dim 2")
+    yield Case(aten._weight_norm.default, (x, s.constant(), -1), **loose, note="of all entries")
+    yield Affine(aten._weight_norm.default, (x.mean, s.random(2, 1), 0), note="random g")
     batch_norm = aten._native_batch_norm_legit_no_training.default
     yield Affine(batch_norm, (s.random(2, 3, 2, 3), *per_channel, *running, 0.1, 1e-5))
     yield Affine(batch_norm, (s.random(4, 3), None, None, *running, 0.1, 1e-3), note="no affine part")
     yield Affine(batch_norm, (s.constant(4, 3), per_channel[0], None, *running, 0.1, 1e-3), note="random weight")
     yield Affine(batch_norm, (s.constant(4, 3), s.constant(3), per_channel[1], *running, 0.1, 1e-3), note="random bias")
+
+
+def length() -> Iterator[Case]:
+    s = Source("length")
+    x, y = s.random(2, 3, 8), s.random(2, 4, 8)
+    # A norm's square as a gamma variable: exact for means of 0 and equal variances, and for small variances.
+    gamma = {"bias": (0.02, 0.04), "samples": 40_000}
+    exact = {"samples": 40_000}
+    norm = aten.linalg_vector_norm.default
+    centred = Moments(torch.full((3, 2), 0.01, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64))
+    yield Case(norm, (x, 2, [-1]), **gamma)
+    yield Case(norm, (x, 2, [0, 1], True), **gamma, note="two dims")
+    yield Case(norm, (x,), **gamma, note="all dims")
+    yield Case(norm, (centred, 2, [1]), bias=0.002, samples=40_000, note="means of 0")
+    yield Case(norm, (x, 1, [1]), **exact, note="order 1")
+    for name in ("var", "std"):
+        op, with_mean, loose = getattr(aten, name), getattr(aten, f"{name}_mean"), exact if name == "var" else gamma
+        yield Case(op.default, (x,), **loose)
+        yield Case(op.dim, (x, [2], False), **loose)
+        yield Case(op.dim, (x, [0, 2], True, True), **loose, note="two dims")
+        yield Case(op.correction, (x, [-1]), {"correction": 0, "keepdim": True}, **loose)
+        yield Case(op.correction, (x,), **loose, note="all dims")
+        yield Case(with_mean.dim, (x, [-1]), **loose)
+        yield Case(with_mean.correction, (x, [-1]), {"correction": 0}, **loose)
+    yield Case(aten.cdist.default, (x, y), **gamma)
+    yield Case(aten.cdist.default, (x, y.mean, 1.0), **exact, note="order 1")
+    yield Case(aten.pairwise_distance.default, (s.random(3, 8), s.random(3, 8)), **gamma)
+    yield Case(aten.pairwise_distance.default, (s.constant(3, 8), s.random(3, 8), 2.0, 0.1, True), **gamma, note="eps")
+    wide, other = s.random(2, 256, var=0.2), s.random(2, 256, var=0.2)
+    frozen = {"bias": (0.02, 0.02), "samples": 10_000}
+    yield Case(aten.cosine_similarity.default, (wide, other), **frozen)
+    yield Case(aten.cosine_similarity.default, (wide, wide.mean + 0.5 * other.mean), **frozen, note="alike")
+    yield Case(aten.cosine_similarity.default, (s.constant(256, 1), s.random(256, 3), 0), **frozen, note="broadcast")
 
 
 def attention() -> Iterator[Case]:
@@ -622,6 +665,7 @@ FAMILIES = (
     activation,
     written_out,
     normalization,
+    length,
     attention,
     reduction,
     maxima,

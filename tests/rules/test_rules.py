@@ -53,7 +53,7 @@ def assert_zero_variance_is_the_op_itself(case: Case, rules: vp.RuleSet, dtype: 
 
 
 def has_bfloat16(case: Case) -> bool:
-    return "avg_pool3d" not in case.name  # torch itself has no such kernel
+    return not any(name in case.name for name in ("avg_pool3d", "cdist"))  # torch itself has no such kernel
 
 
 def assert_close_in_single_precision(got: Moments, exact: Moments, where: str) -> None:
@@ -122,7 +122,8 @@ def test_forms_and_zero_variance(rules, case):
     for dtype in (torch.float64, torch.float32):
         assert_zero_variance_is_the_op_itself(case, rules, dtype)
         assert_form(case, rules, dtype)
-    assert_form(case, rules, torch.bfloat16)
+    if has_bfloat16(case):
+        assert_form(case, rules, torch.bfloat16)
 
 
 def _tracked(x: Moments) -> Moments:

@@ -64,6 +64,9 @@ def _norms(captured: Captured, reached: set[fx.Node]) -> None:
     for node in captured.ops():
         if node not in reached:
             continue
+        if unit := _match_unit_length(node):
+            _replace(captured, node, functions.unit_length, unit)
+            continue
         found = _match_rms(node)
         if found is None:
             continue
@@ -103,14 +106,48 @@ def _mean_square_dims(statistic: Any, x: fx.Node) -> list[int] | None:
         return dims if centred is not None and _see_through(centred) is _see_through(node.args[0]) else None
     if node.target is not aten.mean.dim or not _keepdim(node, 2):
         return None
-    square = _see_through(node.args[0])
+    return list(node.args[1]) if _is_square_of(node.args[0], x) else None  # type: ignore[arg-type]
+
+
+def _is_square_of(value: Any, x: fx.Node) -> bool:
+    square = _see_through(value)
     same = lambda value: _see_through(value) is _see_through(x)  # noqa: E731
-    is_square = isinstance(square, fx.Node) and (
+    return isinstance(square, fx.Node) and (
         (square.target is aten.pow.Tensor_Scalar and square.args[1] == 2 and same(square.args[0]))
         or (square.target is aten.mul.Tensor and same(square.args[0]) and same(square.args[1]))
         or (square.target is aten.square.default and same(square.args[0]))
     )
-    return list(node.args[1]) if is_square else None  # type: ignore[arg-type]
+
+
+def _match_unit_length(node: fx.Node) -> tuple[Any, ...] | None:
+    """The arguments of ``unit_length`` if it is x/‖x‖, with an ε inside the root, beside it, or as a lower bound."""
+    if node.target is not aten.div.Tensor or not isinstance(x := node.args[0], fx.Node):
+        return None
+    divisor, outside, least = _see_through(node.args[1]), 0.0, 0.0
+    if isinstance(divisor, fx.Node) and divisor.target is aten.expand.default:
+        divisor = _see_through(divisor.args[0])
+    if isinstance(divisor, fx.Node) and len(divisor.args) == 2 and isinstance(number := divisor.args[1], int | float):
+        if divisor.target in (aten.clamp_min.default, aten.clamp.default):
+            divisor, least = _see_through(divisor.args[0]), float(number)
+        elif divisor.target is aten.add.Tensor:
+            divisor, outside = _see_through(divisor.args[0]), float(number)
+    found = _length_dims(divisor, x)
+    return None if found is None else (x, found[0], found[1], outside, least)
+
+
+def _length_dims(length: Any, x: fx.Node) -> tuple[tuple[int, ...], Any] | None:
+    """The dims over which ``length`` is the norm of ``x``, kept as sizes of 1, and what is added inside the root."""
+    if not isinstance(length, fx.Node):
+        return None
+    if length.target is aten.linalg_vector_norm.default and _see_through(length.args[0]) is _see_through(x):
+        order, dims, keeps = (list(length.args[1:4]) + [2, None, False][len(length.args) - 1 :])[:3]
+        return (tuple(dims), 0.0) if order == 2 and dims and keeps and not length.kwargs else None  # type: ignore[arg-type]
+    square, inside = _argument(length, aten.sqrt.default), 0.0
+    if square is not None and _is(square, aten.add.Tensor):
+        square, inside = _see_through(square.args[0]), square.args[1]
+    if not isinstance(square, fx.Node) or square.target is not aten.sum.dim_IntList or not _keepdim(square, 2):
+        return None
+    return (tuple(square.args[1]), inside) if _is_square_of(square.args[0], x) else None  # type: ignore[arg-type]
 
 
 def _population_variance_dims(node: fx.Node) -> list[int] | None:

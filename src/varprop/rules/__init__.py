@@ -10,6 +10,7 @@ from varprop.rules.activation import ACTIVATION
 from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
 from varprop.rules.composite import COMPOSITE
+from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
 from varprop.rules.normalization import NORMALIZATION, batch_norm
 from varprop.rules.pooling import MAX_POOLING, POOLING
@@ -22,6 +23,7 @@ CVP = RuleSet(
     LINEAR,
     ACTIVATION,
     NORMALIZATION,
+    LENGTH,
     batch_norm,
     ATTENTION,
     REDUCTION,
@@ -35,7 +37,11 @@ CVP = RuleSet(
 """The paper's rules: exact activation moments, expectation-based normalisation."""
 
 STREAMLINING = CVP.replace(
-    streamlining.ACTIVATION, streamlining.NORMALIZATION, streamlining.MAXIMA, name="STREAMLINING"
+    streamlining.ACTIVATION,
+    streamlining.NORMALIZATION,
+    streamlining.LENGTH,
+    streamlining.MAXIMA,
+    name="STREAMLINING",
 )
 """The baseline's rules: everything linearised at the mean, so that means stay the mean network's."""
 

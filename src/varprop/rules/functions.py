@@ -14,6 +14,12 @@ def rms_normalize(x: Tensor, dims: Sequence[int], eps: Any) -> Tensor:
     return x * torch.rsqrt(x.square().mean(list(dims), keepdim=True) + eps)
 
 
+def unit_length(x: Tensor, dims: Sequence[int], inside: Any = 0.0, outside: Any = 0.0, least: Any = 0.0) -> Tensor:
+    """x / max(√(Σ x² + inside) + outside, least): ``F.normalize`` and its like; at most one of the three is not 0."""
+    length = (x.square().sum(list(dims), keepdim=True) + inside).sqrt() + outside
+    return x / torch.clamp(length, min=least)
+
+
 def standardize(x: Tensor, dims: Sequence[int], eps: Any) -> Tensor:
     """(x − x̄) / √(s² + ε): LayerNorm written out, without its affine part."""
     return rms_normalize(x - x.mean(list(dims), keepdim=True), dims, eps)

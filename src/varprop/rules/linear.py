@@ -140,7 +140,7 @@ LINEAR = RuleSet(
     *map(_convolution, (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)),
     *map(_convolution, (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)),
     *map(_bilinear, (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default)),
-    *map(_bilinear, (aten.outer.default, aten.tensordot.default)),
+    *map(_bilinear, (aten.outer.default, aten.tensordot.default, aten.vdot.default, aten.linalg_vecdot.default)),
     bilinear_layer,
     einsum,
     name="linear",

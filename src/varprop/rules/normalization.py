@@ -65,6 +65,20 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
         """x/√(mean x² + ε), written out: RMSNorm, filter response norm."""
         return scale_by_root(as_moments(x), dims, eps, statistic)
 
+    @declare(functions.unit_length)
+    def unit_length(x: Any, dims: Dims, inside: Any = 0.0, outside: Any = 0.0, least: Any = 0.0) -> Moments:
+        """x/‖x‖, with an ε somewhere; E‖x‖² = Σ (μ² + v)."""
+        x = as_moments(x)
+        square = statistic(x).sum(dims, keepdim=True) + mean_of(inside)
+        factor = (square.sqrt() + mean_of(outside)).clamp(min=mean_of(least)).reciprocal()
+        return Moments(x.mean * factor, x.var * (factor * factor))
+
+    @declare(aten._weight_norm.default, scaled=False)
+    def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+        """g v/‖v‖, a norm for each index of ``dim``."""
+        ndim = mean_of(v).ndim
+        return multiply(unit_length(v, [d for d in range(ndim) if d != dim % ndim or dim == -1]), g)
+
     @declare(functions.standardize)
     def standardize(x: Any, dims: Dims, eps: Any) -> Moments:
         """(x − x̄)/√(s² + ε), written out."""
@@ -119,7 +133,17 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
         normed = standardize(x, tuple(range(2, ndim)), eps)
         return scale_and_shift(normed, per_channel(weight, ndim), per_channel(bias, ndim))
 
-    return RuleSet(rms_normalize, standardize, layer_norm, rms_norm, group_norm, instance_norm, name=name)
+    return RuleSet(
+        rms_normalize,
+        unit_length,
+        weight_norm,
+        standardize,
+        layer_norm,
+        rms_norm,
+        group_norm,
+        instance_norm,
+        name=name,
+    )
 
 
 @rule(aten._native_batch_norm_legit_no_training.default, approximation=None)

@@ -12,6 +12,7 @@ from varprop.rules import activation, functions
 from varprop.rules.arithmetic import expanded
 from varprop.rules.composite import glu_rule
 from varprop.rules.derivative import DELTA, differentiate, tangent
+from varprop.rules.length import length_rules
 from varprop.rules.normalization import norm_rules
 from varprop.rules.reduction import max_rules
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
@@ -85,3 +86,5 @@ MAXIMA = max_rules(
     of_many="which is largest is decided at the mean",
     name="linearised maxima",
 )
+
+LENGTH = length_rules(0.0, root=DELTA, name="linearised lengths")

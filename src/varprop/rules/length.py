@@ -1,0 +1,160 @@
+"""Sums of squares and their roots: vector norms, sample variances, distances, cosines.
+
+A sum of squares S of Gaussians has closed moments. Its root is that of a gamma variable with the moments of S, which is
+exact for means of 0 and equal variances, and the Delta method for small variances. Streamlining drops what is of second
+order in the variance, so both rule sets are made by ``length_rules``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from varprop.moments import Moments, is_random
+from varprop.rules.arithmetic import add, as_moments, subtract
+from varprop.rules.derivative import DELTA
+from varprop.rules.normal import promote, restore
+from varprop.rules.piecewise import absolute
+from varprop.rules.reduction import average, dims_of, total
+from varprop.rules.ruleset import RuleSet, rule
+
+aten = torch.ops.aten
+
+
+def sum_of_squares(x: Moments, dims: list[int], keepdim: bool, second: float) -> Moments:
+    """Σ x²: mean Σ (μ² + v), var Σ 2v (2μ² + v); ``second`` is the weight of what is of second order. Exact with 1."""
+    square = x.mean * x.mean
+    mean, var = square + second * x.var, x.var * (4 * square + second * 2 * x.var)
+    return Moments(mean.sum(dims, keepdim), var.sum(dims, keepdim))
+
+
+def squared_deviation(x: Moments, dims: list[int], keepdim: bool, correction: float, second: float) -> Moments:
+    """s² = Σ (x − x̄)²/(n − c), n entries. A quadratic form of Gaussians; exact with ``second`` = 1.
+
+    mean = [Σ (μ − μ̄)² + (1 − 1/n) Σ v]/(n − c)
+    var = [4 Σ (μ − μ̄)² v + 2 (1 − 2/n) Σ v² + 2 (Σ v)²/n²]/(n − c)²
+    """
+    n = math.prod(x.mean.shape[dim] for dim in dims)
+    square = (x.mean - x.mean.mean(dims, keepdim=True)).square()
+    noise = x.var.sum(dims, keepdim)
+    mean = square.sum(dims, keepdim) + second * (1 - 1 / n) * noise
+    spread = x.var * (4 * square + second * 2 * (1 - 2 / n) * x.var)
+    var = spread.sum(dims, keepdim) + second * 2 * (noise / n).square()
+    count = max(n - correction, 0)
+    return Moments(mean / count, var.clamp(min=0) / count**2)
+
+
+def root_of_square(s: Moments, second: float) -> Moments:
+    """√S, S a gamma variable of shape k = 1/q, q = Var[S]/E[S]².
+
+    var = E[S] (1 − Γ(k + ½)²/(k Γ(k)²)) ≈ E[S] q/(4 + q/2 + 3q²/(16 + 3.9q)), to 1e-3        mean² = E[S] − var
+    """
+    size = torch.where(s.mean > 0, s.mean, 1.0)
+    q = s.var / size / size
+    var = s.var / size / (4 + second * (q / 2 + 3 * q * q / (16 + 3.9 * q)))
+    mean = torch.where(s.mean > 0, (size - second * var).sqrt(), 0.0 * s.mean)
+    return Moments(mean, var)
+
+
+GAMMA = "the squared length is taken as a gamma variable: exact for means of 0 and equal variances; error O(1/D)"
+
+
+def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
+    """Rules of ``var``, or of ``std`` where ``root`` says what a root neglects."""
+    op, with_mean = getattr(aten, name), getattr(aten, f"{name}_mean")
+    of_square = None if second else DELTA
+    declare = functools.partial(rule, approximation=root or of_square, mixes=True)
+
+    @declare(op.correction)
+    def spread(x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Moments:
+        """s² = Σ (x − x̄)²/(n − c), or its root."""
+        dims, correction = dims_of(x.mean.ndim, dim), 1 if correction is None else correction
+        s = squared_deviation(promote(x, torch.float32), dims, keepdim, correction, second)
+        return restore(root_of_square(s, second) if root else s, like=x)
+
+    @declare(op.default)
+    def overall(x: Moments, unbiased: bool = True) -> Moments:
+        """Of all entries, divided by n − 1 or n."""
+        return spread(x, correction=int(unbiased))
+
+    @declare(op.dim)
+    def along(x: Moments, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Moments:
+        """Over dims, divided by n − 1 or n."""
+        return spread(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+    @declare(with_mean.dim)
+    def along_with_mean(x: Moments, dim: Any, unbiased: bool = True, keepdim: bool = False) -> list[Moments]:
+        """The same beside the mean."""
+        return [along(x, dim, unbiased, keepdim), average(x, dim, keepdim)]
+
+    @declare(with_mean.correction)
+    def spread_with_mean(
+        x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+    ) -> list[Moments]:
+        """The same beside the mean."""
+        return [spread(x, dim, correction=correction, keepdim=keepdim), average(x, dim, keepdim)]
+
+    return RuleSet(spread, overall, along, along_with_mean, spread_with_mean)
+
+
+def length_rules(second: float, *, root: str, name: str) -> RuleSet:
+    """Rules of lengths and spreads; ``second`` weighs what is of second order, ``root`` says what a root neglects."""
+
+    def of_order(x: Any, ord: float = 2, *_: Any, **__: Any) -> str | None:
+        return root if ord == 2 or not second else None
+
+    def of_difference(x: Any, y: Any, p: float = 2, *_: Any) -> str | None:
+        return of_order(x, p)
+
+    @rule(aten.linalg_vector_norm.default, approximation=of_order, mixes=True)
+    def vector_norm(
+        x: Moments, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> Any:
+        """‖x‖ over dims: √Σ x², or Σ |x|."""
+        x = x if dtype is None else Moments(*(part.to(dtype) for part in x))
+        dims = dims_of(x.mean.ndim, dim)
+        if ord == 1:
+            return total(absolute(x) if second else Moments(x.mean.abs(), x.var), dims, keepdim)
+        square = sum_of_squares(promote(x, torch.float32), dims, keepdim, second)
+        return restore(root_of_square(square, second), like=x) if ord == 2 else NotImplemented
+
+    @rule(aten.cdist.default, approximation=of_difference, mixes=True)
+    def pairwise(x: Any, y: Any, p: float = 2.0, *_: Any) -> Any:
+        """‖xᵢ − yⱼ‖ for all i, j."""
+        rows = Moments(*(part.unsqueeze(-2) for part in as_moments(x)))
+        columns = Moments(*(part.unsqueeze(-3) for part in as_moments(y)))
+        return vector_norm(subtract(rows, columns), p, [-1])
+
+    @rule(aten.pairwise_distance.default, approximation=of_difference, mixes=True)
+    def distance(x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+        """‖x − y + ε‖ over the last dim."""
+        return vector_norm(add(subtract(x, y), eps), p, [-1], keepdim)
+
+    @rule(aten.cosine_similarity.default, approximation="the norms are frozen; error O(1/D)", mixes=True)
+    def cosine_similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Moments:
+        """c = Σ x̂ŷ, x̂ = x/‖x‖, the norms at E‖x‖². To second order,
+
+        var = Σ (ŷ − c x̂)² v_x̂ + (x̂ − c ŷ)² v_ŷ + v_x̂ v_ŷ + ½ c² (v_x̂² + v_ŷ²)
+        """
+        like = x if is_random(x) else y
+        x, y = (_unit(promote(as_moments(part), torch.float32), dim, eps, second) for part in (x, y))
+        c = (x.mean * y.mean).sum(dim, keepdim=True)
+        var = (y.mean - c * x.mean).square() * x.var + (x.mean - c * y.mean).square() * y.var
+        var = var + second * (x.var * y.var + 0.5 * c * c * (x.var * x.var + y.var * y.var))
+        return restore(Moments(c.squeeze(dim), var.sum(dim)), like=like)
+
+    spreads = spread_rules("var", second, None), spread_rules("std", second, root)
+    return RuleSet(vector_norm, *spreads, pairwise, distance, cosine_similarity, name=name)
+
+
+def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:
+    """x/‖x‖, the norm frozen."""
+    square = (x.mean * x.mean + second * x.var).sum(dim, keepdim=True)
+    factor = square.clamp(min=eps * eps).rsqrt()
+    return Moments(x.mean * factor, x.var * factor * factor)
+
+
+LENGTH = length_rules(1.0, root=GAMMA, name="lengths")

@@ -1,0 +1,67 @@
+"""Architectures of Hugging Face that need norms, weight parametrisations and the like, unmodified and tiny."""
+
+import pytest
+import torch
+import transformers
+
+import varprop as vp
+from tests.models import posterior_of
+
+pytestmark = pytest.mark.second
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def siglip():
+    config = transformers.SiglipVisionConfig(**SMALL, image_size=16, patch_size=4)
+    return transformers.SiglipVisionModel(config), torch.randn(2, 3, 16, 16), "pooler_output"
+
+
+def swinv2():
+    config = transformers.Swinv2Config(
+        image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4, num_labels=3
+    )
+    return transformers.Swinv2ForImageClassification(config), torch.randn(2, 3, 16, 16), None
+
+
+def convnextv2():
+    config = transformers.ConvNextV2Config(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=3)
+    return transformers.ConvNextV2ForImageClassification(config), torch.randn(2, 3, 32, 32), None
+
+
+def audio(config, model):
+    tiny = config(
+        **SMALL,
+        conv_dim=(16, 16),
+        conv_stride=(4, 2),
+        conv_kernel=(8, 4),
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=4,
+        num_feat_extract_layers=2,
+        classifier_proj_size=16,
+        num_labels=3,
+    )
+    return model(tiny), torch.randn(2, 400), None
+
+
+MAKERS = {
+    "siglip": siglip,
+    "swinv2": swinv2,
+    "convnextv2": convnextv2,
+    "wav2vec2": lambda: audio(transformers.Wav2Vec2Config, transformers.Wav2Vec2ForSequenceClassification),
+    "hubert": lambda: audio(transformers.HubertConfig, transformers.HubertForSequenceClassification),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_it_propagates(name):
+    torch.manual_seed(0)
+    model, x, output = MAKERS[name]()
+    model.eval()
+    options = {} if output is None else {"output": output}
+    assert vp.coverage(model, posterior_of(model), x, **options).missing == ()
+    plain = getattr(model(x), output or "logits").detach()
+    found = vp.propagate(model, posterior_of(model, 1e-6), vp.STREAMLINING, **options)(x)
+    torch.testing.assert_close(found.mean, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
+    assert found.var.isfinite().all()
+    assert (found.var > 0).all()
