@@ -13,8 +13,7 @@ from torch import nn
 
 from experiments.data.labelled import Labelled
 from experiments.recipes import Recipe
-from varprop.evaluation.ablation import ABLATIONS
-from varprop.evaluation.methods import Method, listed, monte_carlo
+from varprop.evaluation.methods import ABLATIONS, Method, listed, monte_carlo
 from varprop.posterior import Posterior
 
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)

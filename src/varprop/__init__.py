@@ -3,10 +3,9 @@
 from varprop import errors, metrics, optim, testing
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
-from varprop.evaluation.ablation import ABLATIONS, ablate
 from varprop.evaluation.evaluate import Evaluation, evaluate
 from varprop.evaluation.fidelity import Comparison, compare
-from varprop.evaluation.methods import Method
+from varprop.evaluation.methods import ABLATIONS, Method, ablate
 from varprop.moments import Moments
 from varprop.network.coverage import Coverage, coverage
 from varprop.network.moment_net import MomentNet, Trace, propagate

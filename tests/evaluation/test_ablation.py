@@ -57,7 +57,7 @@ def test_rule_sets_of_one_name_are_told_apart(model):
 def test_each_rule_set_is_lifted_once(model, monkeypatch):
     lifted = []
     monkeypatch.setattr(
-        "varprop.evaluation.ablation.propagate",
+        "varprop.evaluation.methods.propagate",
         lambda *args, **kwargs: lifted.append(args[2]) or vp.propagate(*args, **kwargs),
     )
     methods = [vp.ABLATIONS["cvp-none"], vp.Method("a", "a", vp.CVP, ())]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -83,6 +84,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 )
 """By slug. Monte Carlo, of which there is one for every number of samples, is ``monte_carlo(samples)``."""
 
+ABLATIONS: Mapping[str, Method] = MappingProxyType(
+    {slug: method for slug, method in METHODS.items() if method.rules is not None and not method.temperature}
+)
+"""The rows of the paper's ablation table, by slug."""
+
 
 def monte_carlo(samples: int) -> Method:
     """``mc-8``: the average of that many networks drawn from the posterior."""
@@ -112,3 +118,29 @@ def method_of(slug: str) -> Method:
         return named(slug)
     except InputError:
         return Method(slug, slug)
+
+
+def ablate(
+    model: nn.Module,
+    posterior: Posterior,
+    batches: Any,
+    *,
+    methods: Iterable[Method] = tuple(ABLATIONS.values()),
+    output: Output = None,
+    **settings: Any,
+) -> dict[str, MomentNet]:
+    """A calibrated network for each method, by slug. ``settings`` are those of ``calibrate``.
+
+    Each rule set is lifted once.
+    """
+
+    @functools.cache
+    def lifted(rules: RuleSet) -> MomentNet:
+        return propagate(model, posterior, rules, output=output)
+
+    nets: dict[str, MomentNet] = {}
+    for method in methods:
+        if method.rules is None or method.slug in nets:
+            raise InputError(f"{method.slug!r} is no ablation: give methods with rules, each with a slug of its own")
+        nets[method.slug] = calibrate(lifted(method.rules), batches, scales=method.scales, **settings)
+    return nets

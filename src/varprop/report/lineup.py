@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from varprop.evaluation.ablation import ABLATIONS
-from varprop.evaluation.methods import method_of
+from varprop.evaluation.methods import ABLATIONS, method_of
 
 _SIZES = (2, 4, 64)  # the usual two, and one that is as good as sampling gets
 _VARIANTS = frozenset(ABLATIONS) - {"cvp", "streamlining"}

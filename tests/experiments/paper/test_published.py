@@ -4,7 +4,7 @@ import math
 import pytest
 
 from experiments.paper import published as paper
-from varprop.evaluation.ablation import ABLATIONS
+from varprop.evaluation.methods import ABLATIONS
 from varprop.evaluation.results import METRICS
 
 pytestmark = pytest.mark.second

@@ -7,7 +7,7 @@ import pytest
 from experiments.paper import chapters
 from experiments.paper.published import compared
 from experiments.paper.verdicts import order, verdict
-from varprop.evaluation.ablation import ABLATIONS
+from varprop.evaluation.methods import ABLATIONS
 from varprop.evaluation.results import Row, read_results
 from varprop.report import tables
 from varprop.report.style import drawing_style
