@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 import torch
+from tabulate import tabulate
 from torch import fx
 
 from varprop.errors import UnsupportedOpError
@@ -78,10 +80,7 @@ def require_rules(lifted: Lifted, model: str, rules: RuleSet) -> None:
     rows = [
         (op_name(n.target), f"at {module_path(n) or '(top level)'} ({module_class(n)})", source_line(n)) for n in gaps
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    table = "\n".join(
-        f"  {op:<{widths[0]}}   {place:<{widths[1]}}   {line}".rstrip() for op, place, line in dict.fromkeys(rows)
-    )
+    table = textwrap.indent(tabulate(dict.fromkeys(rows), tablefmt="plain", disable_numparse=True), "  ")
     plural = "op has" if len(gaps) == 1 else "ops have"
     raise UnsupportedOpError(
         f"{len(gaps)} {plural} no variance rule in {rules.name}, but variance flows there in {model}\n{table}\n"

@@ -62,11 +62,8 @@ class Journal:
 class Walk(nn.Module):
     """Runs a captured graph on moments. Called on real tensors it is the reference for the flat graph."""
 
-    mean: Registry
     var: Registry
-    buffer: Registry
     scale: Registry
-    constant: Registry
 
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries, *, tracing: bool) -> None:
         super().__init__()

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import NetworkFileError, listing
+from varprop.errors import NetworkFileError, listing, shortened
 
 # Nothing else is ever imported because a file names it.
 _MODULES = re.compile(r"transformers\.models\.[a-z0-9_]+\.modeling_[a-z0-9_]+")
 # Other names may stand for kernels that transformers would download and run.
 _ATTENTION = (None, "eager", "sdpa")
-_SHOWN = 20
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
@@ -75,10 +74,9 @@ def check(model: nn.Module, record: Mapping[str, Any], parameters: dict[str, Any
             for key in own
             if key in saved and own[key].shape != saved[key].shape
         ]
-    if len(problems) > _SHOWN:
-        problems[_SHOWN:] = [f"and {len(problems) - _SHOWN} more"]
     if problems:
-        raise NetworkFileError(listing(f"the model is a {name}, but not the one that was saved", problems))
+        headline = f"the model is a {name}, but not the one that was saved"
+        raise NetworkFileError(listing(headline, shortened(problems, shown=20)))
 
 
 def fill(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:

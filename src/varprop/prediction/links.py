@@ -70,11 +70,11 @@ class ClassLink(Link):
         return Prediction(self.probs(logits), logits, self)
 
     def average(self, draws: Iterable[Tensor]) -> Prediction:
-        logits, probs = Running(), Running()
+        seen = Running()
         for draw in draws:
-            logits.add({"logits": checked(Moments(draw, torch.zeros_like(draw))).mean})
-            probs.add({"probs": self.squash(draw)})
-        return Prediction(probs.mean()["probs"], _moments(logits), self)
+            logits = checked(Moments(draw, torch.zeros_like(draw))).mean
+            seen.add({"logits": logits, "probs": self.squash(draw)})
+        return Prediction(seen.mean()["probs"], _moments(seen), self)
 
 
 class Categorical(ClassLink):
@@ -83,8 +83,8 @@ class Categorical(ClassLink):
     samples: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.samples <= MOST_SAMPLES:
-            raise InputError(f"samples={self.samples}: there must be 1 to {MOST_SAMPLES}")
+        if not isinstance(self.samples, int) or not 1 <= self.samples <= MOST_SAMPLES:
+            raise InputError(f"samples={self.samples!r}: there must be 1 to {MOST_SAMPLES}, a whole number")
 
     def squash(self, logits: Tensor) -> Tensor:
         return at_least_two(logits).softmax(-1)

@@ -42,20 +42,14 @@ def _read(record: Any) -> Link:
         raise NetworkFileError(f"its {CONFIG} lacks a usable 'link'")
     if "name" not in record:
         raise NetworkFileError(f"it was saved with a link that is not varprop's own, {record.get('class')}: give link=")
-    values = dict(record)
-    kind = LINKS.get(values.pop("name"))
-    if kind is None:
-        raise NetworkFileError(f"this varprop has no link {record['name']!r}, only {', '.join(map(repr, LINKS))}")
-    fields = {field.name: type(field.default) for field in dataclasses.fields(kind)}
-    usable = fields.keys() == values.keys() and all(_fits(values[name], fields[name]) for name in fields)
+    name = record["name"]
+    if name not in LINKS:
+        raise NetworkFileError(f"this varprop has no link {name!r}, only {', '.join(map(repr, LINKS))}")
+    settings = {key: value for key, value in record.items() if key != "name"}
     try:
-        if usable:
-            link: Link = kind(**values)
-            return link
-    except InputError as error:
-        raise NetworkFileError(f"its {CONFIG} describes an impossible link ({error})") from error
-    raise NetworkFileError(f"its {CONFIG} describes a link {record['name']!r} with {values}, which it does not take")
-
-
-def _fits(value: Any, kind: type) -> bool:
-    return type(value) in ((int, float) if kind is float else (kind,))
+        link: Link = LINKS[name](**settings)
+    except (TypeError, InputError) as error:
+        raise NetworkFileError(f"its {CONFIG} describes an impossible link {name!r} ({error})") from error
+    if describe(link) != record:
+        raise NetworkFileError(f"its {CONFIG} describes a link {name!r} with {settings}, which are not all it takes")
+    return link
