@@ -41,13 +41,8 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
             if not isinstance(known[base], Tensor) or known[base].numel() > largest:
                 continue
             folded[names[base]] = known[base].contiguous()
-        with graph.inserting_before(base):
-            attribute = graph.create_node("get_attr", f"folded.{names[base]}")
-        attribute.meta = dict(base.meta)
-        base.replace_all_uses_with(attribute)
-        constant.add(attribute)
-        names[attribute] = names[base]
-        values[f"folded.{names[base]}"] = folded[names[base]]
+        base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{names[base]}", (), {}
+        values[base.target] = folded[names[base]]
     drop_dead_code(graph)
 
 

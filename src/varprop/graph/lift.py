@@ -12,6 +12,7 @@ from torch import fx
 from varprop.errors import UnsupportedOpError
 from varprop.graph.captured import (
     Captured,
+    drop_dead_code,
     module_class,
     module_path,
     size_ranges,
@@ -80,7 +81,7 @@ def require_rules(lifted: Lifted, model: str, rules: RuleSet) -> None:
     rows = [
         (op_name(n.target), f"at {module_path(n) or '(top level)'} ({module_class(n)})", source_line(n)) for n in gaps
     ]
-    table = textwrap.indent(tabulate(dict.fromkeys(rows), tablefmt="plain", disable_numparse=True), "  ")
+    table = textwrap.indent(tabulate(list(dict.fromkeys(rows)), tablefmt="plain", disable_numparse=True), "  ")
     plural = "op has" if len(gaps) == 1 else "ops have"
     raise UnsupportedOpError(
         f"{len(gaps)} {plural} no variance rule in {rules.name}, but variance flows there in {model}\n{table}\n"
@@ -112,13 +113,8 @@ def _name_tensors(graph: fx.Graph, targets: dict[str, str]) -> None:
     """Placeholders of registered tensors become attributes; unused ones go."""
     for node in graph.find_nodes(op="placeholder"):
         if node.name in targets:
-            if node.users:
-                with graph.inserting_after(node):
-                    attribute = graph.create_node("get_attr", targets[node.name], name=node.name)
-                attribute.meta = dict(node.meta)
-                node.replace_all_uses_with(attribute)
-            graph.erase_node(node)
+            node.op, node.target = "get_attr", targets[node.name]
+    drop_dead_code(graph)
     # Attributes first would put them between the inputs, which fx does not allow.
-    inputs = graph.find_nodes(op="placeholder")
-    for node in reversed(inputs):
+    for node in reversed(graph.find_nodes(op="placeholder")):
         next(iter(graph.nodes)).prepend(node)

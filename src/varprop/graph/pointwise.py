@@ -165,11 +165,7 @@ class Bodies:
         """Call the modules where the nodes that stand for them are."""
         for node in graph.find_nodes(op="call_function", target=torch.ops.varprop.pointwise.default):
             *moments, name = node.args
-            with graph.inserting_before(node):
-                call = graph.create_node("call_module", f"pointwise.{name}", tuple(moments), name=name)
-            call.meta = dict(node.meta)
-            node.replace_all_uses_with(call)
-            graph.erase_node(node)
+            node.op, node.target, node.args = "call_module", f"pointwise.{name}", tuple(moments)
 
 
 def _trace(function: Callable[[Moments], Any], example: Tensor) -> fx.GraphModule | None:
