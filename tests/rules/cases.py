@@ -156,6 +156,12 @@ def arithmetic() -> Iterator[Case]:
         yield Affine(op, (x, s.positive(5)))
     yield Affine(aten.div.Tensor, (row, s.positive(3, 5)), note="constant wider")
     yield Affine(aten.div.Scalar, (x, -3.0))
+    yield Certain(aten.div.Tensor_mode, (x, 0.3), {"rounding_mode": "floor"})
+    yield Certain(aten.div.Scalar_mode, (x, 0.3), {"rounding_mode": "trunc"})
+    inside = s.random(3, 5, mean=1.5, spread=0.1, var=1e-4)
+    for op in (aten.remainder, aten.fmod):
+        yield Affine(op.Scalar, (inside, 3.0))
+        yield Affine(op.Tensor, (inside, torch.full((5,), 3.0, dtype=torch.float64)))
     # Linearised in a divisor N(m, v): E[y] is off by μ v/m³, which is √v/m of the deviation; Var[y] by about 8 v/m².
     divisor = s.random(3, 5, mean=4.0, spread=0.1, var=0.01)
     linear_part = {"bias": (0.03, 0.008), "mean_scales": (1.0, 1e3), "var_scales": (1e-8, 1e-3, 1.0)}
@@ -471,13 +477,32 @@ def reduction() -> Iterator[Case]:
         yield Affine(op, (x, []), note="empty dims")
     yield Affine(aten.sum.dim_IntList, (x, [1]), {"dtype": torch.float64}, note="dtype")
     yield Affine(aten.cumsum.default, (x, 1))
+    yield Case(aten.prod.default, (s.random(3, mean=2.0, var=0.1),))
+    yield Case(aten.prod.dim_int, (x, 1, True))
+    yield Case(aten.prod.dim_int, (x, 0), note="dim 0")
+    yield Affine(aten.diff.default, (x, 1, 1))
     comparisons = ("eq", "ne", "gt", "ge", "lt", "le")
     for overload in (getattr(aten, name) for name in comparisons):
         yield Certain(overload.Scalar, (x, 0.0))
         yield Certain(overload.Tensor, (x, s.random(3, 1)))
     for op in (aten.argmax.default, aten.argmin.default):
         yield Certain(op, (x, 1))
-    for op in (aten.ceil, aten.floor, aten.round, aten.isfinite, aten.isnan, aten.ones_like, aten.zeros_like):
+        yield (
+            Certain(aten.argsort.default, (x, 1))
+            if op is aten.argmax.default
+            else Certain(aten.argsort.stable, (x,), {"stable": True, "dim": 1})
+        )
+    yield Certain(aten.floor_divide.default, (x, 0.3))
+    for op in (
+        aten.trunc,
+        aten.ceil,
+        aten.floor,
+        aten.round,
+        aten.isfinite,
+        aten.isnan,
+        aten.ones_like,
+        aten.zeros_like,
+    ):
         yield Certain(op.default, (x,))
     yield Certain(aten.full_like.default, (x, 2.0))
     yield Certain(aten.new_ones.default, (x, [2, 3]))
@@ -489,7 +514,14 @@ def reduction() -> Iterator[Case]:
 def maxima() -> Iterator[Case]:
     s = Source("maxima")
     x, y, row = (s.random(*shape, spread=0.5) for shape in ((3, 5), (3, 5), (5,)))
-    for op in (aten.maximum.default, aten.max.other, aten.minimum.default, aten.min.other):
+    for op in (
+        aten.maximum.default,
+        aten.max.other,
+        aten.minimum.default,
+        aten.min.other,
+        aten.fmax.default,
+        aten.fmin.default,
+    ):
         yield Case(op, (x, y), samples=40_000)
         yield Case(op, (row, x), samples=40_000, note="broadcast")
         yield Case(op, (x, y.mean), samples=40_000, note="constant")
@@ -500,6 +532,7 @@ def maxima() -> Iterator[Case]:
         yield Case(op, (z, [0, 2], True), **clark(9), note="two dims")
         yield Case(op, (z,), **clark(36), note="all dims")
     yield Case(aten.max.default, (z,), **clark(36))
+    yield Case(aten.min.default, (z,), **clark(36))
     for op in (aten.max.dim, aten.min.dim):
         yield Case(op, (z, 1), **clark(4))
         yield Case(op, (z, -1, True), **clark(4), note="keepdim")
@@ -540,6 +573,8 @@ def pooling() -> Iterator[Case]:
     for op in (aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec):
         yield Affine(op, (s.random(2, 3, 4, 3), None, False, [2.0, 1.5]))
         yield Affine(op, (s.random(2, 3, 4, 3), [3, 7], True, None), note="align_corners")
+    yield Affine(aten.upsample_linear1d.vec, (x1, None, False, [2.5]))
+    yield Affine(aten.upsample_trilinear3d.vec, (x3, [3, 7, 6], True, None))
     yield Affine(aten.upsample_nearest1d.vec, (x1, None, [1.5]))
     yield Affine(aten.upsample_nearest2d.vec, (x2, [5, 9], None))
     yield Affine(aten.upsample_nearest3d.vec, (x3, None, [2.0, 1.0, 1.5]))
@@ -553,6 +588,12 @@ def pooling() -> Iterator[Case]:
     yield Affine(aten.max_pool2d.default, (x2, [2, 3], [1, 2], [1, 0], [2, 1]), note="dilation")
     yield Affine(aten.max_pool2d.default, (s.apart(3, 7, 6), 2), note="no batch")
     yield Affine(aten.max_pool3d.default, (x3, [2, 2, 2], [2, 2, 2], [1, 0, 1], 1, True))
+    for op, x in (
+        (aten.max_pool1d_with_indices.default, x1),
+        (aten.max_pool2d_with_indices.default, x2),
+        (aten.max_pool3d_with_indices.default, x3),
+    ):
+        yield Affine(op, (x, [2]))
     for op, x, sizes in (
         (aten.adaptive_max_pool1d.default, x1, ([3], [1])),
         (aten.adaptive_max_pool2d.default, x2, ([3, 4], [1, 1])),
@@ -613,7 +654,17 @@ def structural() -> Iterator[Case]:
     yield Affine(aten.cat.default, ([x, c, y], -1), note="random and constant")
     yield Affine(aten.cat.default, ([s.integers(9, 2, 2), s.random(2, 3)], 1), note="integers")
     yield Affine(aten.stack.default, ([c, x], 1))
-    yield Affine(aten.hstack.default, ([x, c],))
+    yield Affine(aten.concat.default, ([x, c], 1))
+    yield Affine(aten.concatenate.default, ([c, x], 1))
+    for op in (aten.hstack, aten.vstack, aten.dstack):
+        yield Affine(op.default, ([x, c],))
+    yield Affine(aten.broadcast_tensors.default, ([s.random(3, 1), s.constant(2)],))
+    yield Affine(aten.masked_scatter.default, (x, s.mask(2, 3, 4), y))
+    yield Affine(aten.masked_scatter.default, (c, s.mask(3, 4), y), note="random source")
+    places = torch.tensor([[[[0, 3], [12, 15]]]])
+    yield Affine(aten.max_unpool2d.default, (s.random(1, 1, 2, 2), places, [4, 4]))
+    yield Affine(aten.max_unpool3d.default, (s.random(1, 1, 1, 2, 2), places[None], [1, 4, 4], [1, 2, 2], [0, 0, 0]))
+    yield Affine(aten.nan_to_num.default, (x,))
     yield Affine(aten.meshgrid.indexing, ([s.random(3), s.constant(2)],), {"indexing": "ij"})
     yield Affine(aten.copy.default, (c, s.random(3, 1)))
     yield Certain(aten.copy.default, (x, s.integers(9, 3, 4)), note="constant source")
@@ -658,6 +709,45 @@ def structural() -> Iterator[Case]:
     yield Affine(aten.constant_pad_nd.default, (x, [-1, 2]), note="cropped")
 
 
+def scatter() -> Iterator[Case]:
+    s = Source("scatter")
+    x, source, c = s.random(4, 3), s.random(5, 3), s.constant(4, 3)
+    rows, places = torch.tensor([0, 2, 2, 3, 0]), s.integers(4, 5, 3)
+    yield Affine(aten.scatter_add.default, (x, 0, places, source))
+    yield Affine(aten.scatter_add.default, (c, 0, places, source), note="constant first")
+    yield Affine(aten.index_add.default, (x, 0, rows, source), {"alpha": -2})
+    yield Affine(aten.index_add.default, (c, 0, rows, source), note="constant first")
+    for reduce in ("sum", "mean"):
+        yield Affine(aten.scatter_reduce.two, (x, 0, places, source, reduce), note=reduce)
+        alone = {"include_self": False}
+        yield Affine(aten.scatter_reduce.two, (c, 0, places, source, reduce), alone, note=f"{reduce}, self excluded")
+    yield Affine(aten.col2im.default, (s.random(2, 6, 9), [4, 5], [2, 3], [1, 1], [0, 0], [1, 1]))
+    weight, indices, offsets = s.random(5, 3), torch.tensor([1, 4, 1, 0, 2]), torch.tensor([0, 3])
+    for mode, name in enumerate(("sum", "mean")):
+        options = (False, mode, False, None, False)
+        yield Affine(aten.embedding_bag.default, (weight, indices, offsets, *options), note=name)
+        yield Affine(aten.embedding_bag.padding_idx, (weight, indices, offsets, *options, 4), note=f"{name}, padding")
+    yield Affine(
+        aten.embedding_bag.default,
+        (weight, indices, torch.tensor([0, 3, 5]), False, 0, False, s.constant(5), True),
+        note="weighted, last offset",
+    )
+
+
+def order() -> Iterator[Case]:
+    s = Source("order")
+    x = s.apart(3, 4, 5)
+    yield Affine(aten.sort.default, (x,))
+    yield Affine(aten.sort.default, (x, 1, True), note="descending")
+    yield Affine(aten.sort.stable, (x,), {"stable": True, "dim": 0})
+    yield Affine(aten.topk.default, (x, 2))
+    yield Affine(aten.topk.default, (x, 2, 1, False), note="smallest")
+    yield Affine(aten.median.default, (x,))
+    yield Affine(aten.median.dim, (x, 1))
+    yield Affine(aten.median.dim, (x, -1, True), note="keepdim")
+    yield Affine(aten.kthvalue.default, (x, 2, 0))
+
+
 FAMILIES = (
     arithmetic,
     linear,
@@ -671,6 +761,8 @@ FAMILIES = (
     maxima,
     pooling,
     structural,
+    scatter,
+    order,
 )
 CASES: list[Case] = [case for family in FAMILIES for case in family()]
 """One or several for each op of CVP and STREAMLINING."""

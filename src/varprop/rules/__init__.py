@@ -13,9 +13,11 @@ from varprop.rules.composite import COMPOSITE
 from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
 from varprop.rules.normalization import NORMALIZATION, batch_norm
+from varprop.rules.order import ORDER
 from varprop.rules.pooling import MAX_POOLING, POOLING
 from varprop.rules.reduction import MAXIMA, REDUCTION
 from varprop.rules.ruleset import Rule, RuleSet, rule
+from varprop.rules.scatter import SCATTER
 from varprop.rules.structural import STRUCTURAL
 
 CVP = RuleSet(
@@ -31,6 +33,8 @@ CVP = RuleSet(
     POOLING,
     MAX_POOLING,
     STRUCTURAL,
+    SCATTER,
+    ORDER,
     COMPOSITE,
     name="CVP",
 )

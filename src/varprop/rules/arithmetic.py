@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.ruleset import RuleSet, rule
+from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
@@ -89,6 +89,26 @@ def divide(x: Any, y: Any) -> Any:
     return expanded(ratio, (var + x.var if is_random(x) else var) / (y.mean * y.mean))
 
 
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode, approximation="decided at the mean: the variance ends here")
+def divide_and_round(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """⌊x/y⌋ at the means."""
+    if rounding_mode is None:
+        return NotImplemented
+    return torch.div(mean_of(x), mean_of(y), rounding_mode=rounding_mode)
+
+
+JUMPS = "exact while no value crosses a multiple of the divisor"
+
+
+def _remainder(op: Callable[..., Tensor]) -> Rule:
+    @rule(op, approximation=JUMPS)
+    def remainder(x: Any, y: Any) -> Any:
+        """x − n y at the means' n: the slope is 1."""
+        return NotImplemented if is_random(y) or not is_random(x) else expanded(op(x.mean, y), x.var)
+
+    return remainder
+
+
 @rule(aten.addcmul.default, approximation=None)
 def add_product(x: Any, y: Any, z: Any, *, value: float = 1) -> Any:
     """x + value·y·z. Exact."""
@@ -102,5 +122,15 @@ def interpolate_linearly(x: Any, y: Any, weight: float) -> Any:
 
 
 ARITHMETIC = RuleSet(
-    add, subtract, reverse_subtract, negate, multiply, divide, add_product, interpolate_linearly, name="arithmetic"
+    add,
+    subtract,
+    reverse_subtract,
+    negate,
+    multiply,
+    divide,
+    divide_and_round,
+    *map(_remainder, (aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar, aten.fmod.Tensor)),
+    add_product,
+    interpolate_linearly,
+    name="arithmetic",
 )

@@ -79,12 +79,15 @@ def _max_pool(op: Callable[..., Any], with_indices: Callable[..., tuple[Tensor, 
 def _interpolation(op: Callable[..., Tensor]) -> Rule:
     @rule(op, approximation=None, mixes=True)
     def interpolate(x: Moments, *args: Any) -> Moments:
-        """Weighted means of neighbours, along rows and columns: Σ takes the squared weights. Exact."""
-        height, width = x.mean.shape[-2:]
-        eye_h, eye_w = (torch.eye(n, dtype=x.mean.dtype, device=x.mean.device) for n in (height, width))
-        rows = op(eye_h[None, :, :, None].expand(1, height, height, width), *args)[0, :, :, 0]
-        columns = op(eye_w[None, :, None, :].expand(1, width, height, width), *args)[0, :, 0, :]
-        return Moments(op(x.mean, *args), (rows * rows).T @ x.var @ (columns * columns))
+        """Weighted means of neighbours, one dim after the other: Σ takes the squared weights. Exact."""
+        sizes, var = x.mean.shape[2:], x.var
+        for dim, size in enumerate(sizes):
+            eye = torch.eye(size, dtype=var.dtype, device=var.device)
+            eye = eye.reshape(1, size, *(size if d == dim else 1 for d in range(len(sizes))))
+            weights = op(eye.expand(1, size, *sizes), *args)[0].movedim(dim + 1, 1)
+            weights = weights.reshape(*weights.shape[:2], -1)[..., 0]
+            var = torch.tensordot(var, weights * weights, dims=([2], [0]))  # each dim in turn is the first left
+        return Moments(op(x.mean, *args), var)
 
     return interpolate
 
@@ -96,7 +99,9 @@ POOLING = RuleSet(
     _adaptive_average_pool(aten.adaptive_avg_pool1d.default, 1),
     _adaptive_average_pool(aten.adaptive_avg_pool2d.default, 2),
     _adaptive_average_pool(aten.adaptive_avg_pool3d.default, 3),
+    _interpolation(aten.upsample_linear1d.vec),
     _interpolation(aten.upsample_bilinear2d.vec),
+    _interpolation(aten.upsample_trilinear3d.vec),
     _interpolation(aten.upsample_bicubic2d.vec),
     name="pooling",
 )
@@ -104,6 +109,9 @@ MAX_POOLING = RuleSet(
     _max_pool(aten.max_pool1d.default, aten.max_pool1d_with_indices.default, 1),
     _max_pool(aten.max_pool2d.default, aten.max_pool2d_with_indices.default, 2),
     _max_pool(aten.max_pool3d.default, aten.max_pool3d_with_indices.default, 3),
+    _max_pool(aten.max_pool1d_with_indices.default, aten.max_pool1d_with_indices.default, 1),
+    _max_pool(aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices.default, 2),
+    _max_pool(aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices.default, 3),
     _max_pool(aten.adaptive_max_pool1d.default, aten.adaptive_max_pool1d.default, 1),
     _max_pool(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool2d.default, 2),
     _max_pool(aten.adaptive_max_pool3d.default, aten.adaptive_max_pool3d.default, 3),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.arithmetic import as_moments, negate
+from varprop.rules.arithmetic import as_moments, multiply, negate
 from varprop.rules.normal import distance, floored, promote, tail
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.structural import DECIDED, mean_args
@@ -42,6 +42,27 @@ def average(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.
 def cumulate(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """Running sums: variances add. Exact."""
     return Moments(x.mean.cumsum(dim, dtype=dtype), x.var.cumsum(dim, dtype=dtype))
+
+
+@rule(aten.prod.default, aten.prod.dim_int, approximation=None, mixes=True)
+def product(x: Moments, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """Π_i x_i, one factor after the other. Exact."""
+    x = Moments(*(part.flatten() if dim is None else part for part in (x if dtype is None else _cast(x, dtype))))
+    y = functools.reduce(multiply, map(Moments, *(part.unbind(dim or 0) for part in x)))
+    return Moments(*(part.unsqueeze(dim or 0) for part in y)) if keepdim else y
+
+
+def _cast(x: Moments, dtype: torch.dtype) -> Moments:
+    return Moments(x.mean.to(dtype), x.var.to(dtype))
+
+
+@rule(aten.diff.default, approximation=None, mixes=True)
+def difference(x: Moments, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    """x_{i+1} − x_i: variances add. Exact."""
+    if n != 1 or prepend is not None or append is not None:
+        return NotImplemented
+    size = x.mean.shape[dim] - 1
+    return Moments(x.mean.diff(dim=dim), x.var.narrow(dim, 1, size) + x.var.narrow(dim, 0, size))
 
 
 def larger(x: Moments, y: Moments) -> Moments:
@@ -102,12 +123,12 @@ def max_rules(
 ) -> RuleSet:
     """The rules of maxima and minima, made of a maximum of two and one over dims, and of what each neglects."""
 
-    @rule(aten.maximum.default, aten.max.other, approximation=of_two)
+    @rule(aten.maximum.default, aten.max.other, aten.fmax.default, approximation=of_two)
     def maximum(x: Any, y: Any) -> Moments:
         """max(x, y)."""
         return pair(as_moments(x), as_moments(y))
 
-    @rule(aten.minimum.default, aten.min.other, approximation=of_two)
+    @rule(aten.minimum.default, aten.min.other, aten.fmin.default, approximation=of_two)
     def minimum(x: Any, y: Any) -> Moments:
         """min(x, y) = −max(−x, −y)."""
         return negate(pair(negate(as_moments(x)), negate(as_moments(y))))
@@ -117,7 +138,7 @@ def max_rules(
         """max over dims."""
         return over(x, dims_of(x.mean.ndim, dim), keepdim)
 
-    @rule(aten.amin.default, approximation=of_many, mixes=True)
+    @rule(aten.amin.default, aten.min.default, approximation=of_many, mixes=True)
     def smallest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
         """min over dims."""
         return negate(largest(negate(x), dim, keepdim))
@@ -166,13 +187,19 @@ REDUCTION = RuleSet(
     total,
     average,
     cumulate,
+    product,
+    difference,
     stops(
         *(getattr(getattr(aten, name), kind) for name in COMPARISONS for kind in ("Scalar", "Tensor")),
         aten.argmax.default,
         aten.argmin.default,
+        aten.argsort.default,
+        aten.argsort.stable,
         aten.ceil.default,
         aten.floor.default,
         aten.round.default,
+        aten.trunc.default,
+        aten.floor_divide.default,
         approximation=DECIDED,
     ),
     # What does not depend on the values, as long as they are finite.

@@ -45,11 +45,11 @@ def _pair(mean: Any, var: Any) -> Any:
     return Moments(mean, var)
 
 
-def structural(*ops: Op, run: Callable[..., Any] | None = None) -> RuleSet:
+def structural(*ops: Op, run: Callable[..., Any] | None = None, mixes: bool = False) -> RuleSet:
     """Declare ops structural. ``run`` stands in for an op that relies on the strides of its input."""
 
     def declare(op: Op) -> Rule:
-        @rule(op, approximation=None)
+        @rule(op, approximation=None, mixes=mixes)
         def rearrange(*args: Any, **kwargs: Any) -> Any:
             """Entries move, mean and variance alike. Exact."""
             function = run or op
@@ -106,6 +106,12 @@ def where(condition: Tensor, x: Any, y: Any) -> Moments:
     return Moments(mean, var.to(mean.dtype).expand_as(mean))
 
 
+@rule(aten.nan_to_num.default, approximation=None)
+def nan_to_num(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+    """What is not finite becomes a value of no variance. Exact."""
+    return Moments(aten.nan_to_num.default(x.mean, *args, **kwargs), torch.where(x.mean.isfinite(), x.var, 0.0))
+
+
 @rule(aten.pad.default, aten.constant_pad_nd.default, approximation=None)
 def pad(x: Moments, size: list[int], *args: Any, **kwargs: Any) -> Moments:
     """Padding by a value of no variance, or by copies of the border. Exact."""
@@ -129,13 +135,19 @@ MOVES = RuleSet(
         aten.channel_shuffle.default,
         aten.chunk.default,
         aten.clone.default,
+        aten.concat.default,
+        aten.concatenate.default,
         aten.contiguous.default,
         aten.detach.default,
         aten.diagonal.default,
+        aten.dstack.default,
         aten.flatten.using_ints,
         aten.flip.default,
         aten.hstack.default,
         aten.index_put.default,
+        aten.masked_scatter.default,
+        aten.max_unpool2d.default,
+        aten.max_unpool3d.default,
         aten.permute.default,
         aten.pixel_shuffle.default,
         aten.pixel_unshuffle.default,
@@ -158,11 +170,13 @@ MOVES = RuleSet(
         aten.triu.default,
         aten.unbind.int,
         aten.unsqueeze.default,
+        aten.vstack.default,
     ),
 )
 """Each entry goes to one place at most."""
 
 COPIES = structural(
+    aten.broadcast_tensors.default,
     aten.embedding.default,
     aten.expand.default,
     aten.gather.default,
@@ -189,6 +203,7 @@ STRUCTURAL = RuleSet(
     dropout,
     masked_fill,
     where,
+    nan_to_num,
     pad,
     name="structural",
 )
