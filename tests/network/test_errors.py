@@ -1,5 +1,7 @@
 """Bad input gets an error of its own type that names the place and the remedy."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -100,7 +102,7 @@ def test_a_rule_that_fails_names_itself():
 
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
     net = vp.propagate(model, posterior_of(model), vp.CVP.replace(broken))
-    with pytest.raises(vp.errors.RuleError, match=r"rule 'broken' for aten.relu.default failed at 1 .*no such thing"):
+    with pytest.raises(vp.errors.RuleError, match=r"rule 'broken' for aten.relu.default failed at 1: no such thing"):
         net(torch.randn(2, 4))
 
 
@@ -118,10 +120,25 @@ def test_a_model_that_cannot_be_captured():
         propagate(Branching().eval())(torch.randn(2, 4))
 
 
+def test_a_failed_capture_prints_nothing(caplog, capsys):
+    class Choosing(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if y.sum() > 0 else -y
+
+    with pytest.raises(vp.errors.CaptureError, match="data-dependent") as caught:
+        propagate(Choosing(4, 3).eval())(torch.randn(2, 4))
+    assert capsys.readouterr() == ("", "")
+    assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
+    assert len(str(caught.value)) < 500
+    logging.getLogger("torch.fx.experimental.symbolic_shapes").warning("still there")
+    assert caplog.records[-1].message == "still there"
+
+
 def test_integers_where_floats_are_needed():
     net = propagate(nn.Conv2d(3, 4, 3))
     with pytest.raises(
-        vp.errors.InputError, match=r"Conv2d itself fails on these inputs.*uint8: does it need \.float\(\)"
+        vp.errors.InputError, match=r"Conv2d itself fails on these inputs.*uint8, the model torch.float32: does it need"
     ):
         net(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
 
@@ -138,6 +155,87 @@ def test_integers_where_floats_are_needed():
 def test_inputs_that_are_no_moments(value, message):
     with pytest.raises(vp.errors.InputError, match=message):
         propagate(nn.Linear(4, 3))(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bfloat16], ids=str)
+def test_inputs_of_another_dtype(dtype):
+    """Also where the capture itself, on fake tensors, does not mind."""
+    net = propagate(nn.Linear(4, 3))
+    expected = rf"Linear itself fails on these inputs.* Input 0 is {dtype}.*: does it need \.to\(torch\.float32\)\?"
+    with pytest.raises(vp.errors.InputError, match=expected):
+        net(torch.zeros(2, 4, dtype=dtype))
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_variances_of_inputs(bad):
+    net, x = propagate(nn.Linear(4, 3)), torch.zeros(2, 4)
+    net(vp.Moments(x, x))
+    var = x.clone()
+    var[1, 2] = bad
+    with pytest.raises(vp.errors.InputError, match="variance of an input is negative or not finite in 1 of 8 entries"):
+        net(vp.Moments(x, var))
+    with pytest.raises(vp.errors.InputError, match="mean is torch.float32 and var torch.float64: cast one of them"):
+        net(vp.Moments(x, x.double()))
+
+
+def test_an_empty_batch():
+    net = propagate(nn.Linear(4, 3))
+    for _ in range(2):
+        assert net(torch.zeros(0, 4)).var.shape == (0, 3)
+        assert net(torch.zeros(5, 4)).var.shape == (5, 3)
+
+
+class Forgetful(nn.Linear):
+    def forward(self, x):
+        super().forward(x)
+
+
+def test_a_forward_that_returns_nothing():
+    with pytest.raises(vp.errors.OutputError, match=r"the model returns None: does its forward lack a return\?"):
+        propagate(Forgetful(4, 3))(torch.zeros(2, 4))
+
+
+LINEAR = nn.Linear(4, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.DataParallel(LINEAR), r"a DataParallel only wraps the model: give model.module, and a posterior"),
+        (lambda: torch.jit.script(LINEAR), "has no Python code to capture: give the module it was made from"),
+        (lambda: torch.jit.trace(LINEAR, torch.zeros(2, 4)), "has no Python code to capture"),
+        (lambda: nn.Linear(4, 3, device="meta"), r"'weight' is on the meta device and holds no numbers: load the"),
+        (lambda: nn.Linear, "a model is a torch.nn.Module, not the class Linear: make one of it"),
+        (lambda: torch.relu, "a model is a torch.nn.Module, not a builtin_function_or_method"),
+        (lambda: propagate(LINEAR), "this network is propagated already"),
+    ],
+)
+def test_what_is_no_model(model, message):
+    for use in (vp.propagate, lambda *given: vp.coverage(*given, torch.zeros(2, 4))):
+        with pytest.raises(vp.errors.InputError, match=message):
+            use(model(), posterior_of(LINEAR))
+
+
+def test_rules_and_posteriors_that_are_none():
+    with pytest.raises(vp.errors.RuleError, match=r"rules are a rule set, such as vp.CVP, not the str 'CVP'"):
+        vp.propagate(LINEAR, posterior_of(LINEAR), rules="CVP")
+    with pytest.raises(vp.errors.PosteriorError, match=r"propagate\(model, posterior\) takes a Posterior, not a dict"):
+        vp.propagate(LINEAR, {})
+    with pytest.raises(vp.errors.InputError, match="a model is a torch.nn.Module, not a Posterior"):
+        vp.propagate(posterior_of(LINEAR), LINEAR)
+
+
+def test_a_predictor_of_a_plain_model():
+    expected = r"Propagated takes a propagated network, not a Linear: vp.propagate\(model, posterior\) makes one"
+    with pytest.raises(vp.errors.InputError, match=expected):
+        vp.Propagated(LINEAR)
+    vp.Propagated(torch.compile(propagate(LINEAR)))
+
+
+def test_lines_of_our_own_are_not_the_models():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    assert {row.line for row in vp.coverage(model, posterior_of(model), torch.zeros(2, 4))} == {""}
 
 
 def test_an_argument_given_twice():

@@ -205,3 +205,40 @@ def test_copies_that_are_summed_are_right_or_marked(function):
     sampled = sampled_var(model, posterior, x)
     right = torch.allclose(predicted, sampled, rtol=0.15)
     assert right or vp.coverage(model, posterior, x).independent, "wrong, and called exact"
+
+
+class Padded(nn.Module):
+    """Tokens and which of them are padding, as ``nn.TransformerEncoder`` takes them."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, tokens, padding):
+        return self.encoder(tokens, src_key_padding_mask=padding)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+@pytest.mark.parametrize("fast", [True, False])
+def test_padded_tokens(fast):
+    """torch's fast path leaves padded tokens out and returns zeros for them; at the others both paths agree."""
+    torch.manual_seed(0)
+    model = Padded().eval()
+    tokens, padding = torch.randn(3, 5, 8), torch.tensor([[0] * 5, [0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]).bool()
+    certain, random = (vp.propagate(model, posterior_of(model, var)) for var in (0.0, 1e-4))
+    before = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        with torch.no_grad():
+            expected = model(tokens, padding)
+            found = certain(tokens, padding)
+            var = random(tokens, padding).var
+            alone = random(tokens[1:2, :3], padding[1:2, :3]).var
+        assert torch.backends.mha.get_fastpath_enabled() is fast
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    assert bool((expected[padding] == 0).all()) is fast
+    torch.testing.assert_close(found.mean[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
+    assert bool((var[~padding] > 0).all())
+    torch.testing.assert_close(alone, var[1:2, :3], rtol=1e-4, atol=1e-9)  # padding changes nothing beside it

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import fx
 from varprop.graph.registry import Registry
 from varprop.graph.signature import Size, Structure, random_inputs
 from varprop.rules.ruleset import op_name
+
+PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass
@@ -105,10 +108,20 @@ def module_class(node: fx.Node) -> str:
 
 
 def source_line(node: fx.Node) -> str:
-    """``file.py:88`` of the innermost frame outside torch."""
+    """``file.py:88`` of the innermost frame outside torch and varprop; nothing if there is none."""
     frames = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f"{path.rpartition('/')[2]}:{line}" for path, line in frames if "/torch/" not in path]
+    own = [f"{path.rpartition('/')[2]}:{line}" for path, line in frames if not _internal(path)]
     return own[-1] if own else ""
+
+
+def _internal(path: str) -> bool:
+    return "/torch/" in path or path.startswith(PACKAGE)
+
+
+def place_of(node: fx.Node) -> str:
+    """Module path, and the line if it is known."""
+    line = source_line(node)
+    return (module_path(node) or "the top level") + (f" ({line})" if line else "")
 
 
 def numbered(path: str, count: int) -> str:

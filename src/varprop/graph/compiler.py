@@ -94,9 +94,9 @@ def check_plan(lifting: Lifting, plan: Plan, call: Call) -> Plan:
     """
     if plan.has_checked(call):
         return plan
-    if difference(lifting, plan.captured, call):
+    if _difference(lifting, plan, call):
         plan = plan_call(lifting, call, free=False)
-        if module := difference(lifting, plan.captured, call):
+        if module := _difference(lifting, plan, call):
             shapes = ", ".join(str(list(shape)) for shape in call.sizes)
             raise CaptureError(
                 f"the graph of {type(lifting.model).__name__} is not the model: {module} differs for inputs of shape "
@@ -104,6 +104,14 @@ def check_plan(lifting: Lifting, plan: Plan, call: Call) -> Plan:
             )
     plan.checked.add(call.sizes)
     return plan
+
+
+def _difference(lifting: Lifting, plan: Plan, call: Call) -> str | None:
+    """Some inputs pass the capture, on fake tensors, and fail on real ones."""
+    try:
+        return difference(lifting, plan.captured, call)
+    except Exception as error:
+        raise capture_error(lifting.model, call, error) from error
 
 
 def assemble(graph: fx.Graph, tensors: Registries) -> fx.GraphModule:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
+import logging
+import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropError
-from varprop.graph.captured import Captured, module_path, numbered, size_ranges, source_line, strip_assertions
+from varprop.graph.captured import Captured, numbered, place_of, size_ranges, strip_assertions
 from varprop.graph.output import Output as Output
 from varprop.graph.output import select_output
 from varprop.graph.registry import Registries, Registry
@@ -38,6 +42,13 @@ SOFTMAX: dict[Any, str] = {
     torch.ops.aten.log_softmax.int: "log_softmax",
     torch.ops.aten._log_softmax.default: "log_softmax",
 }
+
+LOGGERS = (
+    *("torch.export", "torch._export", "torch._export.non_strict_utils", "torch.export._trace", "torch._dynamo"),
+    *("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.proxy_tensor", "torch._functorch"),
+)
+
+_one_at_a_time = threading.RLock()  # torch's exporter has a state of its own, and there is one stderr
 
 fx.node.has_side_effect(torch.ops.varprop.mark.default)  # else it would be removed before we read it
 
@@ -71,7 +82,8 @@ def export(
     examples = tuple(map(stand_in, call.inputs, sizes))
     wrapped = Model(model, tensors, call.structure, output)
     with watched(model, lambda kind, path, x: torch.ops.varprop.mark(x, f"{kind}:{path}")):
-        program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
+        with _one_at_a_time, _silent_if_it_fails():
+            program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
         program = program.run_decompositions({})
     captured = _read(program, call.structure, tensors.constant)
     _leave_softmax_to_the_link(captured)
@@ -81,14 +93,42 @@ def export(
 
 
 @contextlib.contextmanager
+def _silent_if_it_fails() -> Iterator[None]:
+    """torch prints the graph so far before it raises; what a model prints comes out once it is captured."""
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        yield
+    sys.stderr.write(told.getvalue())
+
+
+@contextlib.contextmanager
+def _without_logs() -> Iterator[None]:
+    """What torch's exporter logs about a failure, hundreds of lines of graphs; its error says the same."""
+    thread = threading.get_ident()
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    for logger in loggers:
+        logger.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(elsewhere)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Plain float maths without autograd, and without torch's warnings about its own internals.
+    """Plain float maths without autograd, and without torch's logs and warnings about its own internals.
 
     Also without the fast path of ``nn.TransformerEncoder``, which no graph holds: it skips padded tokens and returns
     zeros for them, where the plain path returns what nobody should read.
     """
     with (
         contextlib.ExitStack() as after,
+        _without_logs(),
         warnings.catch_warnings(action="ignore"),
         torch.inference_mode(False),
         torch.no_grad(),
@@ -109,14 +149,20 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
         with torch.no_grad():
             Binder(model.forward).run(model, call.structure, inputs)
     except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
-        integers = [i for i, x in enumerate(inputs) if not x.is_floating_point()]
-        hint = f" Input {integers[0]} is {inputs[integers[0]].dtype}: does it need .float()?" if integers else ""
-        return InputError(f"{name} itself fails on these inputs: {own}.{hint}")
+        return InputError(f"{name} itself fails on these inputs: {own}.{_cast_hint(model, inputs)}")
     reason = str(error).strip().splitlines()
     return CaptureError(
         f"{name} cannot be captured by torch.export: {reason[0] if reason else type(error).__name__}\n"
         "Its forward depends on tensor values or leaves torch: propagate a submodule of it, or rewrite that part."
     )
+
+
+def _cast_hint(model: nn.Module, inputs: list[Tensor]) -> str:
+    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    for index, x in enumerate(inputs):
+        if x.dtype != wanted:
+            return f" Input {index} is {x.dtype}, the model {wanted}: does it need .to({wanted})?"
+    return ""
 
 
 @contextlib.contextmanager
@@ -197,6 +243,27 @@ def keep_constant(tensor: Tensor, constants: Registry) -> str:
 # --- refusals ------------------------------------------------------------------------------------
 
 
+def require_model(model: Any) -> None:
+    """Refuse what is no model, or none that can be captured."""
+    if isinstance(model, type):
+        raise InputError(f"a model is a torch.nn.Module, not the class {model.__name__}: make one of it")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a torch.nn.Module, not a {type(model).__name__}")
+    name = type(model).__name__
+    if isinstance(model, Registries):
+        raise InputError("this network is propagated already: give the model it was made from")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(f"a {name} only wraps the model: give model.module, and a posterior with its names")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(f"a {name} has no Python code to capture: give the module it was made from")
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise InputError(
+                f"{path!r} is on the meta device and holds no numbers: load the weights of the {name} first"
+            )
+    refuse_training(model)
+
+
 def refuse_training(model: nn.Module) -> None:
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     for path, module in model.named_modules():
@@ -208,7 +275,7 @@ def refuse_training(model: nn.Module) -> None:
 
 def _refuse_drawing(captured: Captured) -> None:
     for node in captured.ops():
-        place = f"{node.target} at {module_path(node) or 'the top level'} ({source_line(node)})"
+        place = f"{node.target} at {place_of(node)}"
         if "batch_norm" in str(node.target) and "no_training" not in str(node.target):
             raise TrainingModeError(f"{place} uses batch statistics: call model.eval() first")
         if _draws(node):

@@ -47,6 +47,8 @@ def _named(result: Any, output: str | int) -> Tensor:
 
 
 def _default(result: Any) -> Tensor:
+    if result is None:
+        raise OutputError("the model returns None: does its forward lack a return?")
     fields = _fields(result)
     if "logits" in fields:
         return fields["logits"]

@@ -33,9 +33,15 @@ class Call:
     @property
     def inputs(self) -> list[Tensor]:
         """The tensors the model sees: of moments, the mean."""
+        return [mean for mean, _ in self._pairs()]
+
+    @property
+    def variances(self) -> list[Tensor]:
+        return [var for _, var in self._pairs() if var is not None]
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor | None]]:
         remaining = iter(self.leaves)
-        pairs = [(next(remaining), next(remaining) if random else None) for random in random_inputs(self.structure)]
-        return [mean for mean, _ in pairs]
+        return [(next(remaining), next(remaining) if random else None) for random in random_inputs(self.structure)]
 
     @property
     def sizes(self) -> tuple[torch.Size, ...]:
@@ -194,6 +200,8 @@ def _check_moments(value: Moments, where: str) -> None:
         )
     if not mean.is_floating_point() or not var.is_floating_point():
         raise InputError(f"argument {where}: Moments need floats, not {mean.dtype} and {var.dtype}")
+    if mean.dtype != var.dtype:
+        raise InputError(f"argument {where}: mean is {mean.dtype} and var {var.dtype}: cast one of them")
     if mean.shape != var.shape:
         raise InputError(f"argument {where}: mean {tuple(mean.shape)} and var {tuple(var.shape)} differ in shape")
 

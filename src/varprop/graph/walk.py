@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from varprop.errors import RuleError
-from varprop.graph.captured import Captured, module_path, numbered, reachable, sizes_of, source_line
+from varprop.graph.captured import Captured, module_path, numbered, place_of, reachable, sizes_of
 from varprop.graph.pointwise import Bodies
 from varprop.graph.registry import Registries, Registry, scale_path
 from varprop.graph.signature import random_inputs
@@ -132,8 +132,9 @@ class Walk(nn.Module):
                     raise RuleError(f"its mean has shape {list(part.mean.shape)}, its variance {list(part.var.shape)}")
             return result
         except Exception as error:
-            place = f"{module_path(node) or 'the top level'} ({source_line(node)})"
-            raise RuleError(f"rule {rule.name!r} for {op_name(node.target)} failed at {place}: {error}") from error
+            raise RuleError(
+                f"rule {rule.name!r} for {op_name(node.target)} failed at {place_of(node)}: {error}"
+            ) from error
 
     def _scale_first(self, node: fx.Node, args: Any) -> Any:
         """Scale the variance of the op's input; a random weight or bias beside it keeps its own."""

@@ -14,9 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import DeviceMismatchError, NetworkFileError, PrecisionError
+from varprop.errors import DeviceMismatchError, InputError, NetworkFileError, PosteriorError, PrecisionError, RuleError
 from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call
-from varprop.graph.export import Output, refuse_training
+from varprop.graph.export import Output, refuse_training, require_model
 from varprop.graph.pointwise import Pointwise
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call
@@ -39,6 +39,14 @@ class MomentNet(Registries):
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, rules: RuleSet, output: Output = None) -> None:
+        require_model(model)
+        if not isinstance(rules, RuleSet):
+            raise RuleError(f"rules are a rule set, such as vp.CVP, not the {type(rules).__name__} {rules!r}")
+        if not isinstance(posterior, Posterior):
+            raise PosteriorError(
+                f"propagate(model, posterior) takes a Posterior, not a {type(posterior).__name__}: "
+                "Posterior.from_tensors(mean, var) makes one"
+            )
         moments = posterior.resolve(model)
         _refuse_half(next((p.dtype for p in model.parameters() if p.is_floating_point()), None))
         self._set_up(model, rules, output)
@@ -90,6 +98,8 @@ class MomentNet(Registries):
                 raise DeviceMismatchError(
                     f"an input is on {leaf.device}, the network on {device}: move one of them with .to()"
                 )
+        if call.variances and not torch.compiler.is_compiling():
+            _refuse_wrong(call.variances)
         return call
 
     @property
@@ -234,13 +244,23 @@ def propagate(model: nn.Module, posterior: Posterior, rules: RuleSet = CVP, *, o
     function of the model's return value; by default its logits or its only tensor. The model is
     captured on the first call and is not changed; the network keeps its own copy of every tensor.
     """
-    refuse_training(model)
     return MomentNet(model, posterior, rules, output)
 
 
 def _refold(net: MomentNet, _: Any) -> None:
     """Loaded weights make everything folded from the old ones stale."""
     net._recapture(net.dtype)
+
+
+def _refuse_wrong(variances: list[Tensor]) -> None:
+    for var in variances:
+        if var.is_meta or (var.is_cuda and torch.cuda.is_current_stream_capturing()):
+            continue  # there are no numbers to look at
+        if wrong := int((~(var.isfinite() & (var >= 0))).sum()):
+            raise InputError(
+                f"the variance of an input is negative or not finite in {wrong} of {var.numel()} entries: "
+                "Moments take a mean and a variance"
+            )
 
 
 def _refuse_half(dtype: torch.dtype | None) -> None:

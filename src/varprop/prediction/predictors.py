@@ -98,6 +98,11 @@ class Propagated(GaussianPredictor):
     """One pass of a propagated network: CVP or Streamlining, according to the rules of ``net``."""
 
     def __init__(self, net: MomentNet, *, link: Link | None = None) -> None:
+        if not isinstance(getattr(net, "_orig_mod", net), MomentNet):  # or one that torch.compile has wrapped
+            raise InputError(
+                f"Propagated takes a propagated network, not a {type(net).__name__}: "
+                "vp.propagate(model, posterior) makes one"
+            )
         self.net, self.link = net, link or Softmax()
 
     @property
