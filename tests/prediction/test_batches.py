@@ -1,3 +1,5 @@
+from collections import namedtuple
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -8,6 +10,7 @@ from varprop.errors import InputError
 from varprop.prediction.batches import read
 
 X, MASK, Y = torch.arange(12.0).view(6, 2), torch.ones(6, 1), torch.arange(6)
+PAIR = namedtuple("Pair", "a b")(X, BatchFeature({"mask": MASK}))
 
 
 def only(batches):
@@ -48,12 +51,13 @@ def test_moments_are_one_input():
 
 def test_splitting_cuts_what_has_a_row_per_example():
     shared = torch.ones(3)
-    batch = only([({"x": X, "nested": [MASK], "input": vp.Moments(X, X), "shared": shared}, Y)])
+    batch = only([({"x": X, "nested": [MASK], "input": vp.Moments(X, X), "shared": shared, "named": PAIR}, Y)])
     parts = [batch.rows(0, 4), batch.rows(4, 8)]
     assert [len(part) for part in parts] == [4, 2]
     assert torch.equal(torch.cat([part.kwargs["x"] for part in parts]), X)
     assert [part.kwargs["nested"][0].shape[0] for part in parts] == [4, 2]
     assert [part.kwargs["input"].var.shape[0] for part in parts] == [4, 2]
+    assert [part.kwargs["named"].b["mask"].shape[0] for part in parts] == [4, 2]
     assert all(torch.equal(part.kwargs["shared"], shared) for part in parts)
 
 
