@@ -233,3 +233,34 @@ def test_the_installed_command(tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert run.stderr.startswith("error: there is no folder")
+
+
+BROKEN = """
+import torch
+def model():
+    return torch.zeros(2) + torch.zeros(3)
+def stream():
+    yield torch.zeros(2, 4), torch.zeros(2).long()
+    raise KeyError("labels")
+"""
+
+
+def test_errors_in_functions_of_ones_own(refused, mine):
+    (mine / "broken.py").write_text(BROKEN)
+    (mine / "typo.py").write_text("def model(:\n    pass\n")
+    found = refused("coverage", "broken:model", "--shape", "2,4")
+    assert found.startswith("error: RuntimeError at broken.py:4: The size of tensor a (2) must match")
+    assert "SyntaxError at typo.py:1: " in refused("coverage", "typo:model")
+    found = refused("calibrate", *MINE, "--data", "broken:stream", "--out", "out")
+    assert found == "error: KeyError at broken.py:7: 'labels'"
+
+
+def test_errors_of_ours_keep_their_traceback(varprop, mine, monkeypatch):
+    monkeypatch.setattr(app.covering, "coverage", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        varprop("coverage", "mine:model", "--shape", "2,4")
+
+
+def test_names_are_no_markup(varprop, mine):
+    varprop("evaluate", *MINE, *DATA, "--out", "out", "--methods", "mean", "--row", "[red]a[/]")
+    assert "[red]a[/]" in varprop("report", "out", "--risk", "0.1").out

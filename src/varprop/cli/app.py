@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from varprop.calibration import scales
@@ -106,9 +107,9 @@ def calibrate(
         batch_size=batch_size,
     )
     Propagated(net, link=chosen).save_pretrained(out)
-    table = Table("module", "α", title=f"scales of {out}")
+    table = Table("module", "α", title=escape(f"scales of {out}"))
     for name, alpha in net.scales.items():
-        table.add_row(name, f"{alpha:.3g}")
+        table.add_row(escape(name), f"{alpha:.3g}")
     Console().print(table)
 
 
@@ -164,7 +165,7 @@ def bench(
         raise InputError("there is nothing to compare without a compiler: install one for C++, such as g++")
     table = Table("method", "plain passes", "MC samples")
     for slug, cost in costs.items():
-        table.add_row(method_of(slug).title, f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
+        table.add_row(escape(method_of(slug).title), f"{cost['plain']:.2f}", f"{cost['sample']:.2f}")
     Console().print(table)
 
 
@@ -184,7 +185,7 @@ def report(
 
 
 def _report(folder: Path, out: Path | None, console: Console) -> None:
-    console.print(f"report: {write_report(folder, out)}", highlight=False, soft_wrap=True)
+    console.print(f"report: {write_report(folder, out)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:

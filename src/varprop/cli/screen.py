@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from varprop.errors import InputError
 from varprop.evaluation.curves import staircase
@@ -24,8 +26,8 @@ def show(results: Results, console: Console) -> None:
         found = tables.results(summary, (experiment,), "all", columns, summary.methods_in((experiment,)))
         if found is not None:
             table = _table(found.title, *(column.heading for column in columns))
-            for cells in found.marked({BEST: "[bold]{}[/bold]"}).to_numpy():
-                table.add_row(*cells)
+            for cells, marks in zip(found.cells.to_numpy(), found.marks.to_numpy(), strict=True):
+                table.add_row(*(Text(c, "bold" if m == BEST else "") for c, m in zip(cells, marks, strict=True)))
             console.print(table)
 
 
@@ -42,12 +44,12 @@ def show_points(results: Results, risk: float, console: Console) -> None:
         )
         for method in summary.methods_in((experiment,)):
             for row in summary.of(experiment, method):
-                table.add_row(method_of(method).title, str(row.seed), *_point(results, row, risk))
+                table.add_row(escape(method_of(method).title), str(row.seed), *_point(results, row, risk))
         console.print(table)
 
 
 def _table(heading: str, *columns: str) -> Table:
-    table = Table(title=heading, title_justify="left", title_style="bold")
+    table = Table(title=escape(heading), title_justify="left", title_style="bold")
     table.add_column("method", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from varprop import errors
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 """click's UsageError, which newer versions of typer have a copy of."""
 INTERRUPTED = 130
+PACKAGE = Path(__file__).parents[1]
 
 
 def new_app(about: str) -> typer.Typer:
@@ -83,9 +85,26 @@ def run(app: typer.Typer, name: str) -> None:
         except OSError as error:
             named = f" {error.filename}" if error.filename else ""
             _fail(f"cannot read or write{named}: {error.strerror or error}; choose another place")
+        except Exception as error:
+            if place := _place(error):  # in code of the user's own
+                reason = str(error).strip().partition("\n")[0]
+                _fail(f"{type(error).__name__} at {place}: {reason}")
+            raise
     if code == INTERRUPTED:
         typer.echo("\nstopped; what was finished is kept, and the same command goes on from there", err=True)
     sys.exit(code)
+
+
+def _place(error: Exception) -> str:
+    """``file.py:88`` of the innermost frame that is in the current folder; nothing if there is none."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno))
+    for filename, line in reversed(frames):
+        file = Path(filename)
+        if file.is_relative_to(Path.cwd()) and not file.is_relative_to(PACKAGE) and "site-packages" not in file.parts:
+            return f"{file.relative_to(Path.cwd())}:{line}"
+    return ""
 
 
 def _misused(error: Any, name: str) -> None:
