@@ -51,7 +51,7 @@ def check_rule(
     Choose means within some 3 deviations of where the op bends: samples see nothing of what happens in a far tail.
 
     >>> import math, torch, varprop as vp
-    >>> exp2 = torch.ops.aten.exp2.default
+    >>> exp2 = torch.ops.aten.special_exp2.default
     >>> @vp.rule(exp2)
     ... def exp2_moments(x):
     ...     mean = torch.exp2(x.mean + 0.5 * math.log(2) * x.var)

@@ -249,9 +249,12 @@ def activation() -> Iterator[Case]:
     bounded = {"samples": 40_000}
     for op in (
         aten.abs.default,
+        aten.asinh.default,
+        aten.atan.default,
         aten.celu.default,
         aten.elu.default,
         aten.erf.default,
+        aten.erfc.default,
         aten.gelu.default,
         aten.hardsigmoid.default,
         aten.hardswish.default,
@@ -291,14 +294,27 @@ def activation() -> Iterator[Case]:
         yield Case(aten.pow.Tensor_Scalar, (x, exponent), **bounded, note=str(exponent))
     yield Case(aten.sin.default, (x,), **bounded)
     yield Case(aten.cos.default, (x,), **bounded)
-    yield Case(
-        aten.exp.default, (s.random(4, 5, var=0.1),), **bounded, mean_scales=(1e-3, 1.0), var_scales=(1e-8, 1e-3, 1.0)
-    )
+    growing = {**bounded, "mean_scales": (1e-3, 1.0), "var_scales": (1e-8, 1e-3, 1.0)}
+    for op in (aten.exp.default, aten.exp2.default, aten.expm1.default, aten.sinh.default, aten.cosh.default):
+        yield Case(op, (s.random(4, 5, var=0.1),), **growing)
+    for op in (aten.deg2rad.default, aten.rad2deg.default):
+        yield Affine(op, (x,))
+    bounds = torch.linspace(-1, 0, 5, dtype=torch.float64), torch.linspace(1, 0.5, 5, dtype=torch.float64)
+    yield Case(aten.clamp.Tensor, (x, *bounds), **bounded)
+    yield Case(aten.clamp.Tensor, (x, None, bounds[1]), **bounded, note="max only")
+    yield Case(aten.clamp_min.Tensor, (x, bounds[0]), **bounded)
+    yield Case(aten.clamp_max.Tensor, (x, bounds[1]), **bounded)
     # Linearised: by half the curvature the mean is off, by 0.75 √v/μ of the deviation at most (rsqrt, reciprocal: 1).
     away = s.random(4, 5, mean=4.0, spread=0.3, var=0.005)
     narrow = {"bias": (0.03, 0.01), "mean_scales": (1.0, 1e3), "var_scales": (1e-8, 1e-3, 1.0, 10.0)}
     for op in (aten.log.default, aten.log1p.default, aten.reciprocal.default, aten.rsqrt.default, aten.sqrt.default):
         yield Case(op, (away,), **narrow)
+    for op in (aten.log2.default, aten.log10.default):
+        yield Case(op, (away,), **narrow)
+    within = s.random(4, 5, mean=0.3, spread=0.05, var=1e-4)
+    in_domain = {"bias": (0.04, 0.01), "mean_scales": (1.0,), "var_scales": (1e-8, 1e-3, 1.0)}
+    for op in (aten.acos, aten.asin, aten.atanh, aten.erfinv, aten.logit, aten.tan):
+        yield Case(op.default, (within,), **in_domain)
     yield Case(aten.pow.Tensor_Scalar, (away, 1.5), **narrow, note="1.5")
     yield Case(aten.glu.default, (s.random(3, 6),), **bounded)
     yield Case(aten.glu.default, (s.random(4, 3), 0), **bounded, note="dim 0")
@@ -463,6 +479,8 @@ def attention() -> Iterator[Case]:
     yield Case(aten.log_softmax.int, (small, 0, torch.float64), **narrow, note="dim 0")
     yield Case(aten.logsumexp.default, (small, [1]), **narrow)
     yield Case(aten.logsumexp.default, (small, [0, 1], True), **narrow, note="two dims")
+    yield Case(aten.logaddexp.default, (small, s.random(5, var=5e-4)), **narrow)
+    yield Case(aten.logaddexp.default, (s.constant(3, 1), s.random(5, var=5e-4)), **narrow, note="constant first")
 
 
 def reduction() -> Iterator[Case]:

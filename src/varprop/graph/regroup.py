@@ -29,6 +29,14 @@ IDENTITIES = {
 
 # Not finite everywhere: a Gaussian may reach where they are not defined.
 SINGULAR = {
+    aten.acos.default,
+    aten.asin.default,
+    aten.atanh.default,
+    aten.erfinv.default,
+    aten.log10.default,
+    aten.log2.default,
+    aten.logit.default,
+    aten.tan.default,
     aten.div.Tensor,
     aten.log.default,
     aten.log1p.default,

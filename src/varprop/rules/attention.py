@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
+from varprop.rules.arithmetic import as_moments
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -91,10 +92,20 @@ def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
     return Moments(x.mean.logsumexp(dim, keepdim=keepdim), var)
 
 
+@rule(aten.logaddexp.default, approximation="linearised at the mean")
+def logaddexp(x: Any, y: Any) -> Moments:
+    """log(eˣ + eʸ) with p = σ(μx − μy): Σ = p² v_x + (1 − p)² v_y."""
+    x, y = as_moments(x), as_moments(y)
+    mean = torch.logaddexp(x.mean, y.mean)
+    p, rest = ((part.mean - mean).exp().nan_to_num(0.0) for part in (x, y))  # −∞ in both is a mask
+    return Moments(mean, p * p * x.var + rest * rest * y.var)
+
+
 ATTENTION = RuleSet(
     attention,
     *map(_softmax_rule, (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)),
     log_softmax,
     logsumexp,
+    logaddexp,
     name="attention",
 )

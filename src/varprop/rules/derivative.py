@@ -47,30 +47,53 @@ def _clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Ten
     return inside if max is None else inside * (x <= max)
 
 
+def _logit(x: Tensor, eps: float | None = None) -> Tensor:
+    slope = 1 / (x * (1 - x))
+    return slope if eps is None else slope * ((x >= eps) & (x <= 1 - eps))
+
+
 # f'(x), with the op's own further arguments.
 UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.abs.default: torch.sign,
+    aten.acos.default: lambda x: -torch.rsqrt(1 - x * x),
+    aten.asin.default: lambda x: torch.rsqrt(1 - x * x),
+    aten.asinh.default: lambda x: torch.rsqrt(1 + x * x),
+    aten.atan.default: lambda x: 1 / (1 + x * x),
+    aten.atanh.default: lambda x: 1 / (1 - x * x),
     aten.celu.default: _celu,
     aten.clamp.default: _clamp,
+    aten.clamp.Tensor: _clamp,
+    aten.clamp_max.Tensor: lambda x, max: _clamp(x, None, max),
+    aten.clamp_min.Tensor: _clamp,
     aten.clamp_max.default: lambda x, max: _clamp(x, None, max),
     aten.clamp_min.default: _clamp,
     aten.cos.default: lambda x: -torch.sin(x),
+    aten.cosh.default: torch.sinh,
+    aten.deg2rad.default: lambda x: torch.full_like(x, math.pi / 180),
     aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: aten.elu_backward(
         _ones(x), alpha, scale, input_scale, False, x
     ),
     aten.erf.default: lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x * x),
+    aten.erfc.default: lambda x: -2 / math.sqrt(math.pi) * torch.exp(-x * x),
+    aten.erfinv.default: lambda x: math.sqrt(math.pi) / 2 * torch.exp(torch.erfinv(x).square()),
     aten.exp.default: torch.exp,
+    aten.exp2.default: lambda x: math.log(2) * torch.exp2(x),
+    aten.expm1.default: torch.exp,
     aten.gelu.default: lambda x, *, approximate="none": aten.gelu_backward(_ones(x), x, approximate=approximate),
     aten.hardsigmoid.default: lambda x: _clamp(x, -3, 3) / 6,
     aten.hardswish.default: lambda x: aten.hardswish_backward(_ones(x), x),
     aten.hardtanh.default: lambda x, min_val=-1.0, max_val=1.0: _clamp(x, min_val, max_val),
     aten.leaky_relu.default: lambda x, negative_slope=0.01: torch.where(x > 0, 1.0, negative_slope).to(x.dtype),
     aten.log.default: torch.reciprocal,
+    aten.log10.default: lambda x: 1 / (math.log(10) * x),
+    aten.log2.default: lambda x: 1 / (math.log(2) * x),
+    aten.logit.default: lambda x, eps=None: _logit(x, eps),
     aten.log1p.default: lambda x: 1 / (1 + x),
     aten.log_sigmoid.default: lambda x: torch.sigmoid(-x),
     aten.mish.default: _mish,
     aten.neg.default: lambda x: -_ones(x),
     aten.pow.Tensor_Scalar: _power,
+    aten.rad2deg.default: lambda x: torch.full_like(x, 180 / math.pi),
     aten.reciprocal.default: lambda x: -1 / (x * x),
     aten.relu.default: lambda x: (x > 0).to(x.dtype),
     aten.relu6.default: lambda x: _clamp(x, 0, 6),
@@ -79,9 +102,11 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.sigmoid.default: lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
     aten.silu.default: lambda x: torch.sigmoid(x) * (1 + x * torch.sigmoid(-x)),
     aten.sin.default: torch.cos,
+    aten.sinh.default: torch.cosh,
     aten.softplus.default: lambda x, beta=1.0, threshold=20.0: aten.softplus_backward(_ones(x), x, beta, threshold),
     aten.sqrt.default: lambda x: 0.5 * x.rsqrt(),
     aten.square.default: lambda x: 2 * x,
+    aten.tan.default: lambda x: 1 + torch.tan(x) ** 2,
     aten.tanh.default: lambda x: 1 - torch.tanh(x) ** 2,
     aten.threshold.default: lambda x, threshold, value: (x > threshold).to(x.dtype),
     functions.quick_gelu: _quick_gelu,
@@ -124,7 +149,7 @@ def tangent(op: Op, *, scaled: bool) -> Rule:
     def delta(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         """f(μ), f'(μ)² Σ."""
         # Where nothing is random, the slope does not matter and may be infinite: that of √x at a masked 0.
-        slope = UNARY[op](torch.where(x.var > 0, x.mean, 1.0), *args, **kwargs)
+        slope = UNARY[op](torch.where(x.var > 0, x.mean, 0.5), *args, **kwargs)
         return Moments(op(x.mean, *args, **kwargs), slope * slope * x.var)
 
     return delta

@@ -68,7 +68,7 @@ def prelu(x: Any, weight: Any) -> Moments:
 
 
 @at_least(torch.float64)
-def piecewise(x: Moments, value: Tensor, knots: Sequence[float], pieces: Sequence[Sequence[float]]) -> Moments:
+def piecewise(x: Moments, value: Tensor, knots: Sequence[Any], pieces: Sequence[Sequence[Any]]) -> Moments:
     """Polynomials of degree ≤ 2, as coefficients of 1, x, x², between ascending knots; ``value`` is f(μ), for v = 0.
 
     var = Σ ∫ (f − E f)² over the pieces, by the moments ∫ zⁿ φ(z) dz of each, n ≤ 4. In float64, because the terms of a
@@ -96,7 +96,7 @@ def _moments_below(z: Tensor) -> list[Tensor]:
     return [mass, -density, mass - z * density, -(z * z + 2) * density, 3 * mass - (z * z + 3) * z * density]
 
 
-def _around(mean: Tensor, std: Tensor, c0: float, c1: float = 0.0, c2: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+def _around(mean: Tensor, std: Tensor, c0: Any, c1: float = 0.0, c2: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """The coefficients in z of a polynomial in x = μ + σz."""
     return c0 + mean * (c1 + c2 * mean), (c1 + 2 * c2 * mean) * std, c2 * std.square()
 
@@ -116,16 +116,40 @@ def clamp(x: Moments, min: float | None = None, max: float | None = None) -> Mom
 @at_least(torch.float32)
 def clamp_min(x: Moments, min: float) -> Moments:
     """max(x, lower) = lower + relu(x − lower)."""
-    y = relu(Moments(x.mean - min, x.var))
-    return Moments(y.mean + min, y.var)
+    above = Moments(x.mean - min, x.var)
+    return Moments(x.mean.clamp(min=min) + ramp(*above).excess, relu(above).var)
 
 
 @rule(aten.clamp_max.default, approximation=None, scaled=True)
 @at_least(torch.float32)
 def clamp_max(x: Moments, max: float) -> Moments:
     """min(x, upper) = upper − relu(upper − x)."""
-    y = relu(Moments(max - x.mean, x.var))
-    return Moments(max - y.mean, y.var)
+    below = Moments(max - x.mean, x.var)
+    return Moments(x.mean.clamp(max=max) - ramp(*below).excess, relu(below).var)
+
+
+@rule(aten.clamp.Tensor, approximation=None, scaled=True)
+def clamp_between(x: Any, min: Any = None, max: Any = None) -> Any:
+    """clamp with a bound for each entry, which may not be random."""
+    if not is_random(x) or is_random(min) or is_random(max):
+        return NotImplemented
+    x = Moments(*(part.expand_as(aten.clamp.Tensor(x.mean, min, max)) for part in x))
+    if min is None or max is None:
+        return clamp(x, min, max)
+    lower = torch.minimum(min, max)
+    return piecewise(x, x.mean.clamp(min, max), (lower, max), ((lower,), (0.0, 1.0), (max,)))
+
+
+@rule(aten.clamp_min.Tensor, approximation=None, scaled=True)
+def clamp_from(x: Any, min: Any) -> Any:
+    """clamp_min with a bound for each entry, which may not be random."""
+    return clamp_between(x, min)
+
+
+@rule(aten.clamp_max.Tensor, approximation=None, scaled=True)
+def clamp_up_to(x: Any, max: Any) -> Any:
+    """clamp_max with a bound for each entry, which may not be random."""
+    return clamp_between(x, None, max)
 
 
 @rule(aten.hardtanh.default, approximation=None, scaled=True)
@@ -193,6 +217,9 @@ PIECEWISE = RuleSet(
     clamp,
     clamp_min,
     clamp_max,
+    clamp_between,
+    clamp_from,
+    clamp_up_to,
     hardtanh,
     relu6,
     hardsigmoid,
