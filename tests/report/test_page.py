@@ -1,6 +1,7 @@
 """The page as a file: whole, alone, and with the numbers of the rows."""
 
 import json
+import math
 import re
 import sys
 from html.parser import HTMLParser
@@ -111,6 +112,26 @@ def test_names_cannot_break_the_page(tmp_path):
     assert not any("onclick" in attributes for _, attributes in page.elements)
     assert data_of(text)["experiments"][0]["name"] == evil
     assert out.parent == tmp_path / "report"
+
+
+def test_odd_rows_give_a_report(tmp_path):
+    """Scales and times no logarithm can show, fidelity that was not measured, names that come to one file name."""
+    results, curve, metrics = Results(tmp_path), (0.1,) * 100, {"accuracy": 0.5}
+    names = ("a/b", "a_b", "A_b", "n" * 200, "n" * 199 + "m")
+    scales = {"zero": 0.0, "one": 1.0, "much": math.inf, "tiny": 1e-300, "huge": 1e300, "none": math.nan}
+    entry = {"path": "x", "variance_ratio": None, "mean_error": None}
+    for name in names:
+        for method, time in (("cvp", 0.0), ("mean", 1.0), ("mc-8", 8.0)):
+            cost = {"plain": time, "sample": time}
+            row = Row(name, method, 0, 4, metrics, curve=curve, cost=cost, scales=scales, fidelity=(entry,))
+            results.add(row)
+    out = write_report(tmp_path)
+    assert Page(out.read_text()).open == []
+    curves = [path.name for path in (out.parent / "figures").glob("*risk-coverage.csv")]
+    assert len({name.lower() for name in curves}) == len(names)
+    assert "a_b-risk-coverage.csv" in curves
+    markdown = (out.parent / "tables" / "main.md").read_text()
+    assert all(name in markdown for name in names)
 
 
 def test_a_single_row_without_scores_gives_a_report(tmp_path):

@@ -1,5 +1,6 @@
 import math
 
+import pandas as pd
 import pytest
 
 from varprop.evaluation.results import Row
@@ -152,3 +153,9 @@ def test_kinds_of_tables():
     assert {table.name for table in several} == {"average"}
     assert one[3].methods == ABLATION
     assert list(one[1].cells.columns) == ["Method", "C@2% ↑"]
+
+
+def test_signs_of_the_formats_are_escaped():
+    table = tables.words("runs", "digits", "a title", pd.DataFrame({"Fact": ["a|b$^{c}"], "Value": ["1"]}))
+    assert r"a\|b$^{c}" in table.markdown()
+    assert r"a|b\$\^{}\{c\}" in table.latex()

@@ -36,6 +36,9 @@ METRICS = (
 POINTS = 100
 """Of the risk-coverage curve that a row may keep: coverage 1/100, 2/100, … 1."""
 
+FIDELITY = ("variance_ratio", "correlation", "mean_error", "plain_error")
+LONGEST_NAME = 200
+
 Scores = dict[str, np.ndarray]
 """Per example: confidence, correctness, label, target; held_out_confidence, held_out_correctness."""
 
@@ -87,7 +90,7 @@ class Row:
 
 
 def _named(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_NAME
 
 
 def _whole(value: Any) -> bool:
@@ -105,7 +108,12 @@ def _measured(value: Any, names: Sequence[str] | None = None) -> bool:
 
 
 def _listed(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(isinstance(entry, Mapping) and "path" in entry for entry in value)
+    return isinstance(value, Sequence) and all(
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("path"), str)
+        and all(entry.get(name) is None or _number(entry[name]) for name in FIDELITY)
+        for entry in value
+    )
 
 
 def _curved(value: Any) -> bool:
@@ -113,17 +121,19 @@ def _curved(value: Any) -> bool:
 
 
 _CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("row", _named, "a name"),
-    ("method", _named, "a name"),
-    ("seed", _whole, "a whole number"),
+    ("row", _named, f"a name of at most {LONGEST_NAME} printable characters"),
+    ("method", _named, f"a name of at most {LONGEST_NAME} printable characters"),
+    ("seed", lambda v: _whole(v) and abs(v) < 2**63, "a whole number of at most 63 bits"),
     ("examples", lambda v: _whole(v) and v > 0, "a whole number above 0"),
     ("metrics", lambda v: bool(v) and _measured(v, METRICS), f"numbers for {', '.join(METRICS)}"),
     ("cost", lambda v: v is None or _measured(v, ("plain", "sample")), "numbers for plain and sample"),
     ("scales", lambda v: v is None or _measured(v), "numbers by module path, or None"),
-    ("fidelity", lambda v: v is None or _listed(v), "a list of entries with a path, or None"),
+    ("fidelity", lambda v: v is None or _listed(v), "a list of entries with a path and numbers, or None"),
     ("curve", lambda v: v is None or _curved(v), f"{POINTS} numbers in [0, 1], or None"),
     ("config", lambda v: isinstance(v, Mapping), "a mapping"),
     ("versions", lambda v: isinstance(v, Mapping), "a mapping"),
+    ("revision", lambda v: v is None or isinstance(v, str), "text, or None"),
+    ("time", lambda v: v is None or isinstance(v, str), "text, or None"),
 )
 
 

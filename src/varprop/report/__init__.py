@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,10 @@ def write_report(
         try:
             for name in ("figures", "tables"):
                 (target.parent / name).mkdir(parents=True, exist_ok=True)
-            for drawing in (drawing for part in parts for drawing in part.drawings):
-                _save(drawing, target.parent / "figures")
+            drawings = [drawing for part in parts for drawing in part.drawings]
+            stems = _stems(dict.fromkeys(drawing.experiment for drawing in drawings))
+            for drawing in drawings:
+                _save(drawing, target.parent / "figures" / f"{stems[drawing.experiment]}-{drawing.name}")
             tables.write([table for part in parts for table in part.tables], target.parent / "tables")
             target.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -53,9 +56,21 @@ def write_report(
     return target
 
 
-def _save(drawing: Drawing, folder: Path) -> None:
+def _stems(names: Iterable[str]) -> dict[str, str]:
+    """Of each name what a file can be called: short, of plain characters, and like no other's."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9._+-]", "_", name).lstrip(".-")[:80]
+        if stem.lower() in taken:  # some file systems do not know upper case from lower
+            stem = f"{stem}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        taken.add(stem.lower())
+        found[name] = stem
+    return found
+
+
+def _save(drawing: Drawing, path: Path) -> None:
     """PNG, PDF and CSV. Without its date, the same figure is the same file."""
-    name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{drawing.experiment}-{drawing.name}").lstrip(".-")
-    drawing.figure.savefig(folder / f"{name}.png", facecolor="white")
-    drawing.figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
-    drawing.data.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g", lineterminator="\n")
+    drawing.figure.savefig(f"{path}.png", facecolor="white")
+    drawing.figure.savefig(f"{path}.pdf", metadata={"CreationDate": None})
+    drawing.data.to_csv(f"{path}.csv", index=False, float_format="%.8g", lineterminator="\n")

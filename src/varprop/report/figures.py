@@ -16,7 +16,7 @@ from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import POINTS, Row
 from varprop.report import lineup
 from varprop.report.columns import NAMED, Column
-from varprop.report.style import BETTER, FAINT, INK, MUTED, PALETTE, SURFACE, Style, figure, log_axis
+from varprop.report.style import BETTER, FAINT, INK, MUTED, PALETTE, SURFACE, Style, drawable, figure, log_axis
 from varprop.report.summary import Scope, Summary
 
 TIME = NAMED["cost.sample"]
@@ -126,7 +126,7 @@ def against_time(summary: Summary, scope: Scope, column: Column) -> pd.DataFrame
     values = {"time": found.mean[TIME.key], "time_sem": found.sem[TIME.key]}
     values |= {"value": found.mean[column.key], "value_sem": found.sem[column.key]}
     points = pd.DataFrame(values).loc[list(lineup.unvaried(summary.methods_in(scope)))]
-    return points[np.isfinite(points[["time", "value"]]).all(axis=1)]
+    return points[np.isfinite(points["value"]) & points["time"].map(drawable)]
 
 
 def draw_pareto(axes: Axes, points: pd.DataFrame, column: Column, styles: dict[str, Style]) -> None:

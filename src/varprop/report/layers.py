@@ -14,14 +14,14 @@ from matplotlib.figure import Figure
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Row
 from varprop.report.figures import Drawing
-from varprop.report.style import IDEAL, INK, MUTED, SURFACE, Style, figure, log_axis
+from varprop.report.style import IDEAL, INK, MUTED, SURFACE, Style, drawable, figure, log_axis
 
 _LONGEST = 34  # characters of a path that a narrow page has room for
 
 
 def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Drawing | None:
     """Learned α per module: a dot per seed, and their geometric mean. 1 leaves the variance as it was propagated."""
-    found = [(path, row.method, row.seed, a) for row in rows for path, a in (row.scales or {}).items() if a > 0]
+    found = [(path, row.method, row.seed, a) for row in rows for path, a in (row.scales or {}).items() if drawable(a)]
     if not found:
         return None
     data = pd.DataFrame(found, columns=["path", "method", "seed", "alpha"])
@@ -51,7 +51,10 @@ def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> 
         return []
     numbers = ["variance_ratio", "mean_error", "plain_error"]
     grouped = (
-        pd.DataFrame(entries).reindex(columns=["method", "path", *numbers]).groupby(["method", "path"], sort=False)
+        pd.DataFrame(entries)
+        .reindex(columns=["method", "path", *numbers])
+        .astype(dict.fromkeys(numbers, float))
+        .groupby(["method", "path"], sort=False)
     )
     found = grouped[numbers].mean().join(grouped[numbers].sem().fillna(0).add_suffix("_sem"))
     ratio = "Propagated / sampled variance (1 = exact)"
@@ -66,7 +69,7 @@ def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> 
 def _measured(
     experiment: str, found: pd.DataFrame, styles: dict[str, Style], name: str, title: str, label: str
 ) -> Drawing | None:
-    found = found[(found[name] > 0) & np.isfinite(found[name])]
+    found = found[found[name].map(drawable)]
     if not len(found):
         return None
     paths = list(found.index.unique("path"))

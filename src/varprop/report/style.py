@@ -70,6 +70,11 @@ def figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
 
 
+def drawable(value: float) -> bool:
+    """Whether a logarithmic axis has room for it."""
+    return 1e-100 < value < 1e100
+
+
 def log_axis(axis: XAxis | YAxis, values: Sequence[float]) -> None:
     """A logarithmic axis around the values, with plain numbers at powers of 2, 4 or 10."""
     low, high = min(values), max(values)

@@ -19,7 +19,10 @@ BEST, BETTER, WORSE, ASIDE = "best", "better", "worse", "aside"
 
 _TEX = str.maketrans(
     {
-        **{sign: rf"\{sign}" for sign in "&%_#"},
+        **{sign: rf"\{sign}" for sign in "&%_#${}"},
+        "\\": r"\textbackslash{}",
+        "^": r"\^{}",
+        "~": r"\~{}",
         "Φ": r"$\Phi$",
         "±": r"$\pm$",
         "−": "$-$",
@@ -61,7 +64,7 @@ class Table:
         return pd.DataFrame(found, columns=[str(c).translate(signs or {}) for c in self.cells.columns])
 
     def markdown(self) -> str:
-        return _tabulated(self.marked({BEST: "**{}**", ASIDE: "*{}*"}), "pipe")
+        return _tabulated(self.marked({BEST: "**{}**", ASIDE: "*{}*"}, {ord("|"): r"\|"}), "pipe")
 
     def text(self) -> str:
         return f"{self.title}\n{_tabulated(self.marked({BEST: '{} *'}), 'simple')}"
