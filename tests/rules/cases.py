@@ -591,6 +591,14 @@ def pooling() -> Iterator[Case]:
     for op in (aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec):
         yield Affine(op, (s.random(2, 3, 4, 3), None, False, [2.0, 1.5]))
         yield Affine(op, (s.random(2, 3, 4, 3), [3, 7], True, None), note="align_corners")
+    sampler, picture = aten.grid_sampler.default, s.random(2, 3, 4, 5)
+    for corners in (False, True):
+        yield Affine(sampler, (picture, 0.8 * s.constant(2, 3, 2, 2), 0, 0, corners), note=f"align_corners {corners}")
+        yield Affine(aten.affine_grid_generator.default, (s.random(2, 2, 3), [2, 3, 4, 5], corners), note=str(corners))
+    # Between the centres of pixels the result is bilinear in the position.
+    offsets = Moments(torch.tensor([[[[-0.2, 0.1], [0.2, -0.1]]]], dtype=torch.float64), 1e-4 * s.positive(1, 1, 2, 2))
+    near = {"bias": 0.02, "mean_scales": (1.0,), "var_scales": (1e-8, 1.0)}
+    yield Case(sampler, (s.constant(1, 3, 4, 5), offsets, 0, 0, False), **near, note="random positions")
     yield Affine(aten.upsample_linear1d.vec, (x1, None, False, [2.5]))
     yield Affine(aten.upsample_trilinear3d.vec, (x3, [3, 7, 6], True, None))
     yield Affine(aten.upsample_nearest1d.vec, (x1, None, [1.5]))

@@ -10,6 +10,7 @@ from varprop.rules.activation import ACTIVATION
 from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
 from varprop.rules.composite import COMPOSITE
+from varprop.rules.grid import GRID
 from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
 from varprop.rules.normalization import NORMALIZATION, batch_norm
@@ -34,6 +35,7 @@ CVP = RuleSet(
     MAX_POOLING,
     STRUCTURAL,
     SCATTER,
+    GRID,
     ORDER,
     COMPOSITE,
     name="CVP",
