@@ -92,7 +92,7 @@ def test_a_rule_of_ones_own():
         propagate(model)(x)
     result = vp.propagate(model, posterior_of(model), vp.CVP | bessel)(x)
     torch.testing.assert_close(result.mean, model(x))
-    vp.testing.check_rule(torch.ops.aten.i0.default, [vp.Moments(torch.randn(3), torch.full((3,), 1e-6))], rules=bessel)
+    vp.testing.check_rule(torch.ops.aten.i0.default, [vp.Moments(torch.ones(3), torch.full((3,), 1e-6))], rules=bessel)
 
 
 def test_a_rule_that_fails_names_itself():
