@@ -1,6 +1,9 @@
 """Bad input gets an error of its own type that names the place and the remedy."""
 
+import io
 import logging
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -258,3 +261,24 @@ def test_a_posterior_elsewhere():
     model = nn.Linear(4, 3)
     with pytest.raises(vp.errors.DeviceMismatchError, match="meta"):
         vp.propagate(model, posterior_of(model).to(device="meta"))
+
+
+def test_a_network_is_not_pickled():
+    with pytest.raises(vp.errors.NetworkFileError, match=r"keep it with save_pretrained\(folder\)"):
+        torch.save(propagate(LINEAR), io.BytesIO())
+
+
+def test_modules_may_be_called_like_methods():
+    names = ("items", "values", "keys", "set", "tensors", "get")
+    model = nn.Sequential(OrderedDict((name, nn.Linear(4, 4)) for name in names))
+    net, x = propagate(model.eval()), torch.randn(2, 4)
+    assert len(dict([*net.mean])) == 2 * len(names)
+    torch.testing.assert_close(net(x).mean, model(x).detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_first_calls_from_several_threads():
+    net, x = propagate(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))), torch.randn(2, 4)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(net, [x] * 4))
+    assert len(net.signatures) == 1
+    assert all(torch.equal(each.var, found[0].var) for each in found)
