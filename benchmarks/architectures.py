@@ -1,0 +1,218 @@
+"""Unmodified models of timm, torchvision and transformers: which propagate, where approximately, how near to samples.
+
+    python benchmarks/architectures.py run --out architectures.jsonl    # a process each; goes on where it stopped
+    python benchmarks/architectures.py page architectures.jsonl > docs/supported_models.md
+
+Models have random weights; those of transformers are built small. Sampled beside them: 16 networks from a posterior
+whose standard deviation is a thousandth of each tensor's root mean square.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import nn
+
+import varprop as vp
+
+SAMPLES = 16
+WIDTH = 1e-3
+SMALL = {
+    "hidden_size": 32, "d_model": 32, "dim": 32, "n_embd": 32, "embed_dim": 32, "embedding_size": 32,
+    "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
+    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "num_key_value_heads": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "head_dim": 8,
+    "intermediate_size": 48, "ffn_dim": 48, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "hidden_dim": 48, "d_ff": 48,
+    "moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "vocab_size": 99, "max_position_embeddings": 64, "image_size": 64, "num_labels": 3, "pad_token_id": 0,
+}  # fmt: skip
+TASKS = {"image": "IMAGE_CLASSIFICATION", "text": "SEQUENCE_CLASSIFICATION", "language": "CAUSAL_LM"}
+TORCHVISION = (
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet",
+    "inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf",
+    "regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1",
+    "swin_t", "swin_v2_t", "vgg11", "vgg11_bn", "vit_b_16", "wide_resnet50_2",
+)  # fmt: skip
+PREFERRED = ("femto", "atto", "pico", "nano", "xxt", "tiny", "_t", "xxs", "_xs", "x_small", "small", "_s", "18", "b0")
+
+
+def names(library: str) -> Iterator[str]:
+    """``library:model``, of each family the smallest by its name."""
+    if library == "torchvision":
+        yield from (f"torchvision:{name}" for name in TORCHVISION)
+    elif library == "timm":
+        import timm
+
+        for module in timm.list_modules():
+            models = timm.list_models(module=module)
+            if models:
+                small = min(models, key=lambda name: (not any(word in name for word in PREFERRED), len(name), name))
+                yield f"timm:{small}"
+    else:
+        from transformers.models.auto import modeling_auto
+
+        for task, title in TASKS.items():
+            found = getattr(modeling_auto, f"MODEL_FOR_{title}_MAPPING_NAMES")
+            classes = {name for value in found.values() for name in ([value] if isinstance(value, str) else value)}
+            yield from (f"transformers.{task}:{name}" for name in sorted(classes))
+
+
+def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The model in eval mode, and a batch of two for it."""
+    library, _, model = name.partition(":")
+    torch.manual_seed(0)
+    if library == "torchvision":
+        import torchvision
+
+        extra = {"init_weights": True} if model in ("googlenet", "inception_v3") else {}
+        built = getattr(torchvision.models, model)(**extra)
+        return built.eval(), {"x": torch.randn(2, 3, *[299 if model == "inception_v3" else 224] * 2)}
+    if library == "timm":
+        import timm
+
+        built = timm.create_model(model, pretrained=False)
+        return built.eval(), {"x": torch.randn(2, *built.default_cfg["input_size"])}
+    import transformers
+
+    kind = getattr(transformers, model)
+    config = kind.config_class()
+    for key, value in SMALL.items():
+        if isinstance(getattr(config, key, None), int):
+            setattr(config, key, value)
+    built = kind(config).eval()
+    if library == "transformers.image":
+        size = getattr(config, "image_size", 64)
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        return built, {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), *sides)}
+    tokens = torch.randint(3, 90, (2, 12))
+    return built, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def study(name: str) -> dict[str, Any]:
+    """One row: ``works`` is None if the model itself cannot be built or run here."""
+    warnings.simplefilter("ignore")
+    row: dict[str, Any] = {"name": name, "works": None}
+    try:
+        model, batch = build(name)
+        first = next(iter(inspect.signature(model.forward).parameters))
+        batch = {(first if key == "x" else key): value for key, value in batch.items()}
+        with torch.no_grad():
+            model(**batch)
+    except Exception as error:  # noqa: BLE001 (whatever a model raises)
+        return row | {"reason": _first_line(error)}
+    row |= {"works": False, "parameters": sum(p.numel() for p in model.parameters())}
+    mean = dict(model.named_parameters())
+    var = {key: torch.full_like(w, float((WIDTH**2 * w.square().mean()).clamp(min=1e-12))) for key, w in mean.items()}
+    posterior = vp.Posterior.from_tensors(mean, var)
+    try:
+        started = time.perf_counter()
+        net = vp.propagate(model, posterior)
+        net.capture(**batch)
+        row["capture"] = time.perf_counter() - started
+        found = net(**batch)
+        sampled = vp.MonteCarlo(model, posterior, samples=SAMPLES)
+        draws = torch.stack(list(sampled.draws(**batch))).double()
+        table = vp.coverage(model, posterior, **batch)
+    except Exception as error:  # noqa: BLE001 (that is what is asked)
+        return row | {"reason": _first_line(error)}
+    ratio = (found.var.double().sqrt() / draws.std(0).clamp(min=1e-30)).flatten()
+    finite = bool(torch.stack(found).isfinite().all())
+    row |= {"ops": len(table), "approximate": sorted({r.op for r in table.approximate}), "ratio": float(ratio.median())}
+    return row | {"works": finite, **({} if finite else {"reason": "moments that are not finite"})}
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:160]}"
+
+
+def run(out: Path, libraries: list[str], most: int | None, jobs: int, limit: float) -> None:
+    done = {json.loads(line)["name"] for line in out.read_text().splitlines()} if out.exists() else set()
+    wanted = [name for library in libraries for name in names(library) if name not in done][:most]
+
+    def one(name: str) -> str:
+        command = [sys.executable, __file__, "study", name]
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+            lines = found.stdout.strip().splitlines()
+            return lines[-1] if found.returncode == 0 and lines else _lost(name, found.stderr.strip()[-160:])
+        except subprocess.TimeoutExpired:
+            return _lost(name, f"not done after {limit:.0f} s")
+
+    with ThreadPoolExecutor(jobs) as pool, out.open("a") as file:
+        for line in pool.map(one, wanted):
+            file.write(line + "\n")
+            file.flush()
+
+
+def _lost(name: str, reason: str) -> str:
+    return json.dumps({"name": name, "works": False, "reason": reason})
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    tried = [row for row in rows if row["works"] is not None]
+    good = [row for row in tried if row["works"]]
+    cells = [
+        (
+            row["name"].partition(":")[2],
+            row["name"].partition(":")[0].partition(".")[0],
+            f"{row.get('parameters', 0) / 1e6:.1f}",
+            row.get("ops", ""),
+            f"{row['capture']:.0f}" if "capture" in row else "",
+            f"{row['ratio']:.2f}" if row["works"] else "",
+            "" if row["works"] else row["reason"].replace("|", "\\|"),
+        )
+        for row in sorted(tried, key=lambda row: (row["name"].partition(":")[0], row["name"].lower()))
+    ]
+    header = ("model", "library", "parameters, M", "ops", "capture, s", "sd ratio", "why not")
+    middle = statistics.median(row["ratio"] for row in good)
+    return f"""# Supported models
+
+{len(good)} of {len(tried)} architectures propagate unmodified. The table is written by `benchmarks/architectures.py`;
+models have random weights, and those of transformers are built small. `sd ratio` is the median over outputs of the
+propagated standard deviation over that of {SAMPLES} sampled networks, at a standard deviation of {WIDTH:g} of each
+tensor's root mean square; its median over models is {middle:.2f}. Noise that is shared and taken as independent makes it
+smaller or larger than 1.
+
+{tabulate(cells, header, tablefmt="github", disable_numparse=True)}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    each = commands.add_parser("study")
+    each.add_argument("name")
+    every = commands.add_parser("run")
+    every.add_argument("--out", type=Path, default=Path("architectures.jsonl"))
+    every.add_argument("--libraries", nargs="+", default=["torchvision", "timm", "transformers"])
+    every.add_argument("--most", type=int)
+    every.add_argument("--jobs", type=int, default=2)
+    every.add_argument("--limit", type=float, default=300.0)
+    written = commands.add_parser("page")
+    written.add_argument("file", type=Path)
+    args = parser.parse_args()
+    if args.command == "study":
+        torch.set_num_threads(1)
+        print(json.dumps(study(args.name)))
+    elif args.command == "run":
+        run(args.out, args.libraries, args.most, args.jobs, args.limit)
+    else:
+        print(page([json.loads(line) for line in args.file.read_text().splitlines()]), end="")
+
+
+if __name__ == "__main__":
+    main()
