@@ -8,10 +8,10 @@ WORKERS ?= 2
 .PHONY: test test-second demo docs lint format wheel bench clean
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
 test-second: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -m second $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m second $(PYTEST_FLAGS)
 
 demo: $(STAMP)
 	$(BIN)/varprop demo

@@ -184,8 +184,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 {len(good)} of {len(tried)} architectures propagate unmodified. The table is written by `benchmarks/architectures.py`;
 models have random weights, and those of transformers are built small. `sd ratio` is the median over outputs of the
 propagated standard deviation over that of {SAMPLES} sampled networks, at a standard deviation of {WIDTH:g} of each
-tensor's root mean square; its median over models is {middle:.2f}. Noise that is shared and taken as independent makes it
-smaller or larger than 1.
+tensor's root mean square; its median over models is {middle:.2f}. Noise that is shared and taken as independent makes
+it smaller or larger than 1.
 
 {tabulate(cells, header, tablefmt="github", disable_numparse=True)}
 """

@@ -184,3 +184,13 @@ def test_a_rule_that_says_nothing_is_not_called_exact():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     table = vp.coverage(model, posterior_of(model), torch.randn(2, 4), rules=vp.CVP.replace(silent))
     assert [row.note for row in table.approximate] == ["the rule does not say how exact it is"]
+
+
+def test_an_op_without_a_rule_that_reduces_everything():
+    class Determinant(nn.Linear):
+        def forward(self, x):
+            return torch.linalg.det(super().forward(x))
+
+    model = Determinant(4, 4).eval()
+    missing = vp.coverage(model, posterior_of(model), torch.randn(4, 4)).missing
+    assert any("det" in row.op for row in missing)

@@ -119,4 +119,6 @@ def _broadcast(node: fx.Node, arg: fx.Node, apart: frozenset[int]) -> frozenset[
     """The dims of an elementwise result that are those of an operand, not copies of it."""
     sizes, own = _sizes(node), _sizes(arg)
     shift = len(sizes) - len(own)
+    if shift < 0:  # an op without a rule, which is not elementwise after all
+        return frozenset()
     return frozenset(dim + shift for dim in apart if own[dim] == sizes[dim + shift])
