@@ -59,6 +59,7 @@ def lines(table):
     return [found[0], *found[2:]]
 
 
+@pytest.mark.second  # it draws tables, as the report does
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_tables_are_those_of_the_stored_rows(page):
     """A table after a comment such as <!-- table: results/digits main digits --> is what the report would write."""

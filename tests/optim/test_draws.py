@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
 from varprop.errors import SamplingError, SettingError
-from varprop.optim import IVON, arena, noise
+from varprop.optim import IVON, arena, streams
 from varprop.optim.streams import Noise
 
 
@@ -379,7 +379,7 @@ def test_an_interrupt_while_noise_is_drawn(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(noise, "fill_float32", interrupted)
+    monkeypatch.setattr(streams, "fill_float32", interrupted)
     with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
         pass
     assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))

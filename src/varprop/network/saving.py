@@ -275,7 +275,7 @@ def _read(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str,
         before, config = _state(folder), read_config(folder)
         try:
             tensors = read_tensors(folder, config, device)
-        except (NetworkFileError, SafetensorError, OSError):
+        except (NetworkFileError, SafetensorError, OSError, RuntimeError):  # the last is torch's, of a file that went
             if _state(folder) == before:  # nobody is at work: that is how it is
                 raise
         else:
