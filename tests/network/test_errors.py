@@ -274,11 +274,3 @@ def test_modules_may_be_called_like_methods():
     net, x = propagate(model.eval()), torch.randn(2, 4)
     assert len(dict([*net.mean])) == 2 * len(names)
     torch.testing.assert_close(net(x).mean, model(x).detach(), rtol=1e-4, atol=1e-6)
-
-
-def test_first_calls_from_several_threads():
-    net, x = propagate(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))), torch.randn(2, 4)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(net, [x] * 4))
-    assert len(net.signatures) == 1
-    assert all(torch.equal(each.var, found[0].var) for each in found)

@@ -85,7 +85,7 @@ class MomentNet(Registries):
         found = self._find(call)
         if found is not None and (torch.compiler.is_compiling() or found.has_checked(call)):
             return found, call.leaves
-        with self._lock:  # threads may come with their first calls at the same time
+        with self._lock:
             plan = self._find(call) or self._add(plan_call(self.lifting, call))
             faithful = check_plan(self.lifting, plan, call)
             return plan if faithful is plan else self._add(faithful), call.leaves
