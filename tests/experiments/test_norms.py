@@ -72,7 +72,7 @@ def test_norms_inside_a_network():
     assert traced(net, x, samples=400).rmse == found.rmse
     # The scale in front of a norm is part of what the norm gets.
     with torch.no_grad():
-        for name, log_alpha in net.scale.items():
+        for name, log_alpha in net.scale:
             if "norm" in name or "last" in name:
                 log_alpha.fill_(2.0)
     assert traced(net, x, samples=400).rmse["streamlining"]["var"] > 2 * found.rmse["streamlining"]["var"]

@@ -3,7 +3,6 @@
 import io
 import logging
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
