@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,17 +29,25 @@ def difference(lifting: Lifting, captured: Captured, call: Call) -> str | None:
     with quiet():
         model = Model(lifting.model, lifting.tensors, call.structure, lifting.output)
         expected = model(*(x.clone() for x in inputs))
-        values = run(captured, lifting.tensors, inputs)
+        values = run(captured, lifting.tensors, inputs, {captured.output})
         if _agree(_ended(values[captured.output], captured.ending), expected):
             return None
+        values = run(captured, lifting.tensors, inputs, set(captured.module_outputs.values()))
         return _first(model, captured, values, inputs) or OUTPUT
 
 
-def run(captured: Captured, tensors: Registries, inputs: list[Tensor]) -> dict[fx.Node, Any]:
-    """The value of every node, with the means as weights."""
+def run(captured: Captured, tensors: Registries, inputs: list[Tensor], kept: Container[fx.Node]) -> dict[fx.Node, Any]:
+    """The values of the ``kept`` nodes, with the means as weights. The others go after their last use, as in the model:
+    all activations of a large one would not fit.
+    """
     values: dict[fx.Node, Any] = dict(zip(captured.inputs, inputs, strict=True))
     values |= {node: getattr(tensors, kind)[path] for node, (kind, path) in captured.tensors.items()}
-    evaluate(captured.ops(), values)
+    last = {arg: node for node in captured.ops() for arg in node.all_input_nodes}
+    for node in captured.ops():
+        evaluate([node], values)
+        for arg in node.all_input_nodes:
+            if last[arg] is node and arg not in kept:
+                del values[arg]
     return values
 
 
