@@ -7,7 +7,7 @@ from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
-from varprop.errors import PrecisionError, UnsupportedOpError
+from varprop.errors import CaptureError, PrecisionError, UnsupportedOpError
 
 
 class Call(nn.Module):
@@ -242,3 +242,15 @@ def test_padded_tokens(fast):
     torch.testing.assert_close(found.mean[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
     assert bool((var[~padding] > 0).all())
     torch.testing.assert_close(alone, var[1:2, :3], rtol=1e-4, atol=1e-9)  # padding changes nothing beside it
+
+
+def test_a_state_that_changes_is_named():
+    class Counter(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            Counter.calls += 1
+            return x * Counter.calls
+
+    with pytest.raises(CaptureError, match=r"not the model: module '1' differs for inputs of shape \[3, 4\]"):
+        network(nn.Sequential(nn.Linear(4, 4), Counter(), nn.Linear(4, 2)))(torch.randn(3, 4))

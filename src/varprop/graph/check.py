@@ -57,7 +57,7 @@ def _first(model: Model, captured: Captured, values: dict[fx.Node, Any], inputs:
     def note(kind: str, path: str, x: Tensor) -> None:
         node = captured.module_outputs.get(path) if kind == "out" else None
         if path and not found and node is not None and not _agree(values[node], x):
-            found.append(path)
+            found.append(f"module {path!r}")
 
     with watched(model.model, note):
         model(*(x.clone() for x in inputs))
