@@ -19,6 +19,7 @@ from experiments.loading import PreparedBatches
 from experiments.paper.norms import keep_norms, kept_norms
 from experiments.recipes import Recipe
 from experiments.training import Lane, lane, train
+from varprop.batch import read
 from varprop.evaluation.cost import Cost, relative_costs
 from varprop.evaluation.evaluate import evaluate_answers, measure, record
 from varprop.evaluation.fidelity import compare
@@ -26,7 +27,6 @@ from varprop.evaluation.methods import Method
 from varprop.evaluation.results import Results, Row
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
-from varprop.prediction.batches import read
 from varprop.prediction.predictors import MonteCarlo, Predictor, Propagated
 from varprop.rules import RuleSet
 

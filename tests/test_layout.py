@@ -23,18 +23,30 @@ MAY_IMPORT = {
     "errors": set(),
     "moments": set(),
     "optim": {"errors"},
-    "posterior": {"errors", "moments"},
+    "batch": {"errors", "moments"},
     "rules": {"errors", "moments"},
     "testing": {"errors", "moments", "rules"},
     "graph": {"errors", "moments", "rules"},
+    "posterior": {"errors", "moments", "batch", "graph"},
     "network": {"errors", "moments", "rules", "posterior", "graph"},
     "metrics": {"errors"},
-    "prediction": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"},
+    "prediction": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network"},
     "calibration": {"errors", "moments", "rules", "posterior", "graph", "network", "prediction"},
     "evaluation": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration"},
     "report": {"errors", "evaluation"},
-    "cli": {"errors", "optim", "rules", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
+    "cli": {
+        "errors",
+        "batch",
+        "optim",
+        "rules",
+        "posterior",
+        "network",
+        "prediction",
+        "calibration",
+        "evaluation",
+        "report",
+    },
 }
 
 

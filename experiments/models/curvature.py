@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from varprop.batch import read
 from varprop.errors import InputError, PosteriorError
 from varprop.graph.export import Output
 from varprop.graph.output import select_output
 from varprop.posterior import Posterior
-from varprop.prediction.batches import read
 
 
 def diagonal_fisher(

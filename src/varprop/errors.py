@@ -21,6 +21,14 @@ class PosteriorFileError(PosteriorError):
     """A file that holds no (whole) posterior."""
 
 
+class OptimizerStateError(PosteriorError):
+    """An optimizer, or its saved state, that holds no second moments of gradients to read a curvature from."""
+
+
+class CurvatureError(PosteriorError):
+    """A curvature that gives no variances: NaN, negative, or zero everywhere."""
+
+
 class RuleError(VarpropError, ValueError):
     """A rule or rule set that contradicts itself."""
 
@@ -74,7 +82,7 @@ class ResultsError(VarpropError, ValueError):
 
 
 class SettingError(VarpropError, ValueError):
-    """An option of the optimizer, or a checkpoint of it, that makes no sense."""
+    """An option of an optimizer or a posterior, or a checkpoint of an optimizer, that makes no sense."""
 
 
 class SamplingError(VarpropError, RuntimeError):

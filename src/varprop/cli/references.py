@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from varprop.batch import read, repeatable
 from varprop.errors import InputError
-from varprop.prediction.batches import read, repeatable
 from varprop.prediction.links import Link
 from varprop.prediction.predictors import device_of
 from varprop.prediction.stored import LINKS

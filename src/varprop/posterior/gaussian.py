@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError
+from varprop.graph.output import Output
 from varprop.moments import Moments
-from varprop.posterior import binding, file, ivon, laplace, names, swag, tensors, vi
+from varprop.posterior import adam, binding, diagonal, file, fisher, isotropic, ivon, laplace, names, swag, tensors, vi
 from varprop.posterior.samples import Source
 from varprop.posterior.samples import moments as moments_of
 
@@ -45,6 +46,69 @@ class Posterior(Mapping[str, Moments]):
         ``model.parameters()``, all of them or only the trainable ones.
         """
         return cls.from_tensors(*ivon.moments(model, optimizer))
+
+    @classmethod
+    def from_adam(
+        cls,
+        model: nn.Module,
+        optimizer: Optimizer | Mapping[str, Any] | str | os.PathLike[str],
+        *,
+        batch_size: float = 1,
+        examples: float | None = None,
+        damping: float = 1.0,
+    ) -> Posterior:
+        """A posterior from the second moments that Adam, AdamW, NAdam or RAdam kept while it trained the model.
+
+        ``optimizer`` may also be its ``state_dict()``, the folder of a checkpoint of Hugging Face's Trainer, or a
+        ``.ckpt`` file of Lightning; files are read without unpickling. Means are the model's weights as they are now;
+        what was frozen is deterministic. State without names is dealt to parameters as ``from_ivon`` does it.
+
+        The curvature of a weight is h = batch_size · v/(1 − β₂ᵗ), its variance 1/(examples · (h + δ)). The running
+        mean v is of squares of a batch's mean gradient, so ``batch_size`` (all devices and accumulated steps counted)
+        brings it to single examples. δ = ``damping`` · mean(h) is relative: the shape of the posterior does not depend
+        on the scale of the loss, and a weight the loss does not see is at most 1 + 1/damping times as wide, in
+        variance, as one of average curvature.
+
+        ``examples`` is the number of training examples. Without it the width is set so that the average variance is
+        that of ``isotropic(model)``, and ``batch_size`` changes nothing: a trained network's gradients are so small
+        that the number of examples alone often gives a posterior much too wide. Calibration finds the width.
+        """
+        return cls.from_tensors(*adam.moments(model, optimizer, batch_size, examples, damping))
+
+    @classmethod
+    def isotropic(cls, model: nn.Module, std: float | None = None) -> Posterior:
+        """One standard deviation for all weights: what a checkpoint allows of which nothing else is known.
+
+        All trainable floating point parameters are random, tied ones once; biases and norms too, where so small a
+        variance does little. Without ``std`` it is a tenth of the root mean square of the model's weight matrices.
+        Calibration finds the width, ``restrict`` leaves layers out.
+        """
+        return cls.from_tensors(*isotropic.moments(model, std))
+
+    @classmethod
+    def from_fisher(
+        cls,
+        model: nn.Module,
+        batches: Any,
+        link: Any = None,
+        *,
+        examples: float | None = None,
+        damping: float = 1.0,
+        seed: int = 0,
+        output: Output = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """A diagonal Laplace approximation: the Fisher information of each weight, in one pass over training data.
+
+        h = E[(∂ log p(y|x)/∂w)²] is a mean over the examples x, with y from the model's own prediction: exact for up
+        to 16 outputs, else with one y drawn for each example, from ``seed``. Labels in ``batches`` are not looked at.
+        ``link`` says what is predicted: ``links.Softmax()`` (the default), ``links.Sigmoid()`` for several labels at
+        once, ``links.Gaussian(noise)`` for regression. A few thousand examples are enough.
+
+        Variances are 1/(examples · (h + δ)), ``examples`` and ``damping`` as in ``from_adam``. Gradients of single
+        examples are taken several at a time, or one by one for models that ``torch.func.vmap`` refuses.
+        """
+        return cls.from_tensors(*fisher.moments(model, batches, link, examples, damping, seed, output, progress))
 
     @classmethod
     def from_laplace(cls, model: nn.Module, la: Any) -> Posterior:
@@ -112,6 +176,15 @@ class Posterior(Mapping[str, Moments]):
         them: ``"**.bias"`` selects all biases.
         """
         return Posterior({name: self._moments[name] for name in names.select(self._moments, patterns)})
+
+    def scaled(self, factor: float) -> Posterior:
+        """All variances times ``factor``: a wider posterior if it is above 1, a narrower one below."""
+        diagonal.positive(factor=factor)
+        found = {name: Moments(pair.mean, pair.var * factor) for name, pair in self._moments.items()}
+        for name, pair in found.items():
+            if bool((~pair.var.isfinite() | ((pair.var == 0) & (self._moments[name].var > 0))).any()):
+                raise PosteriorError(f"{pair.var.dtype} cannot hold the variances of {name!r} times {factor:g}")
+        return Posterior(found)
 
     def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """One draw of the named parameters, as ``torch.func.functional_call`` takes them.

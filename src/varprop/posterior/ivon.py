@@ -9,128 +9,47 @@ from __future__ import annotations
 import gc
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
+from varprop.errors import PosteriorError, listing, shortened
 from varprop.moments import Moments
 from varprop.posterior.binding import Tensors, required
-from varprop.posterior.dealing import Outline, deal
-from varprop.posterior.names import did_you_mean
+from varprop.posterior.matching import Options, held
 from varprop.posterior.tensors import cast
 
-NAMES_REMEDY = "Pass the live optimizer, or build the optimizer over model.named_parameters(), which saves the names."
-
-_Options = Mapping[str, Any]
 _Parameters = Mapping[str, nn.Parameter]
-_Named = dict[Any, tuple[str, nn.Parameter]]
-"""The model's parameters, with their names, by the keys an optimizer has for them."""
 
 
 def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name. ``source`` is an optimizer or its state dict."""
     model = required(model, "from_ivon(model, optimizer)")
-    live = hasattr(source, "param_groups")
-    named = _live_parameters(model, source) if live else _saved_parameters(model, source)
-    groups, state = (source.param_groups, source.state) if live else (source["param_groups"], source.get("state", {}))
-    kind = type(source).__name__ if live else "state dict"
+    if hasattr(source, "param_groups"):
+        _refuse_sampled(source)
+    optimizer = held(model, source, "hess")
     mean: Tensors = {}
     var: Tensors = {}
     problems: list[str] = []
-    for index, group in enumerate(groups):
-        parameters = dict(named[key] for key in group["params"])
-        # .get, because the state of an optimizer is a defaultdict: looking must not create entries.
-        states = {named[key][0]: state.get(key, {}) for key in group["params"]}
+    for index, group in enumerate(optimizer.groups):
+        parameters = dict(optimizer.named[key] for key in group["params"])
         try:
-            found = _variances(group, parameters, states)
+            found = _variances(group, parameters, optimizer.states(group))
         except PosteriorError as error:
             problems.append(f"group {index}: {error}")
         else:
             var |= found
             mean |= {name: parameters[name].detach() for name in found}
     if problems:
-        raise PosteriorError(listing(f"cannot read a posterior from this {kind}", problems))
+        raise PosteriorError(listing(f"cannot read a posterior from this {optimizer.kind}", problems))
     if not mean:
-        raise PosteriorError(f"this {kind} holds no parameters, so there is no posterior in it")
+        raise PosteriorError(f"this {optimizer.kind} holds no parameters, so there is no posterior in it")
     return mean, var
 
 
-def _live_parameters(model: nn.Module, optimizer: Any) -> _Named:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    foreign = [str(tuple(p.shape)) for p in held if id(p) not in names]
-    if foreign:
-        raise PosteriorMismatchError(
-            f"{len(foreign)} of the optimizer's {len(held)} parameters are not in this {type(model).__name__}; their "
-            f"shapes are {', '.join(foreign)}. Give the very module the optimizer trains, not a copy or a part of it; "
-            "for a copy, pass optimizer.state_dict()."
-        )
-    _refuse_sampled(optimizer)
-    return {p: (names[id(p)], p) for p in held}
-
-
-def _saved_parameters(model: nn.Module, saved: Any) -> _Named:
-    if not isinstance(saved, Mapping) or "param_groups" not in saved:
-        content = f" with keys {', '.join(map(repr, list(saved)[:8]))}" if isinstance(saved, Mapping) else ""
-        raise PosteriorError(
-            f"a {type(saved).__name__}{content} is neither an optimizer nor its state dict (no param_groups). "
-            'For a whole checkpoint pass the optimizer\'s part, e.g. checkpoint["optimizer"].'
-        )
-    groups = saved["param_groups"]
-    if not all(isinstance(group, Mapping) and "params" in group for group in groups):
-        raise PosteriorError('a param_group of the state dict has no "params": it is damaged or no state dict of torch')
-    keys = [key for group in groups for key in group["params"]]
-    # Names are saved if the optimizer was given named_parameters(); sharded checkpoints have them for keys.
-    names = [name for group in groups for name in group.get("param_names", group["params"])]
-    if len(names) == len(keys) and all(isinstance(name, str) for name in names):
-        return _by_name(model, dict(zip(keys, names, strict=True)))
-    return _by_order(model, groups, saved.get("state", {}))
-
-
-def _by_name(model: nn.Module, saved: Mapping[Any, str]) -> _Named:
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    unknown = [f"{name!r}{did_you_mean(name, parameters)}" for name in saved.values() if name not in parameters]
-    if unknown:
-        raise PosteriorMismatchError(listing(f"the state dict names parameters {type(model).__name__} lacks", unknown))
-    return {key: (name, parameters[name]) for key, name in saved.items()}
-
-
-def _by_order(model: nn.Module, groups: Sequence[_Options], state: Mapping[Any, Any]) -> _Named:
-    """Parameters by position: each group holds its own in the order of the model."""
-    keys = [key for group in groups for key in group["params"]]
-    every = list(model.named_parameters())
-    trainable = [(name, parameter) for name, parameter in every if parameter.requires_grad]
-    for candidates in (every, trainable):
-        if len(candidates) != len(keys):
-            continue
-        if len(groups) == 1:
-            return dict(zip(sorted(keys), candidates, strict=True))
-        dealt = deal([p for _, p in candidates], [_outline(group, state) for group in groups])
-        if isinstance(dealt, str):
-            raise PosteriorMismatchError(
-                f"the state dict has {len(groups)} groups without names, and the shapes of their curvatures fit the "
-                f"parameters of {type(model).__name__} {dealt}. {NAMES_REMEDY}"
-            )
-        waiting = [iter(group["params"]) for group in groups]
-        return {next(waiting[index]): candidate for index, candidate in zip(dealt, candidates, strict=True)}
-    raise PosteriorMismatchError(
-        f"the state dict holds {len(keys)} parameters, {type(model).__name__} has {len(every)}, {len(trainable)} of "
-        f"them trainable, so it cannot be told which is which. {NAMES_REMEDY}"
-    )
-
-
-def _outline(group: _Options, state: Mapping[Any, Any]) -> Outline:
-    """What a group without names says about the shapes of its parameters."""
-    flat = group.get("hess")
-    found = [state.get(key, {}).get("hess") for key in group["params"]]
-    shapes = [hess.shape if isinstance(hess, Tensor) else None for hess in found]
-    return Outline(shapes, flat.numel() if isinstance(flat, Tensor) else None)
-
-
-def _variances(group: _Options, parameters: _Parameters, states: Mapping[str, Any]) -> Tensors:
+def _variances(group: Options, parameters: _Parameters, states: Mapping[str, Any]) -> Tensors:
     """1/(ess·(hess + weight_decay)), in the dtype and on the device of each parameter."""
     flat = "hess" in group
     hess = _flat_curvatures(group["hess"], parameters) if flat else _curvatures(group, parameters, states)
@@ -164,7 +83,7 @@ def _flat_curvatures(flat: Any, parameters: _Parameters) -> Tensors:
     return {name: part.view(p.shape) for (name, p), part in zip(parameters.items(), parts, strict=True)}
 
 
-def _curvatures(group: _Options, parameters: _Parameters, states: Mapping[str, Any]) -> Tensors:
+def _curvatures(group: Options, parameters: _Parameters, states: Mapping[str, Any]) -> Tensors:
     """One tensor per parameter. varprop's IVON, which counts its draws, has none before it samples a parameter."""
     ours = "draws" in group
     hess, missing = {}, []
@@ -192,7 +111,7 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(shortened([repr(name) for name in names], 4))
 
 
-def _number(group: _Options, key: str) -> float:
+def _number(group: Options, key: str) -> float:
     if key not in group:
         raise PosteriorError(f'no "{key}" among its options')
     try:

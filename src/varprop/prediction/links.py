@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from varprop.errors import InputError, OutputError
 from varprop.graph.pointwise import chunked
 from varprop.moments import Moments
+from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.sampling import MOST_SAMPLES, over_samples, pieces, sampled
@@ -81,6 +82,7 @@ class Categorical(ClassLink):
     """One label out of C ≥ 2."""
 
     samples: int
+    likelihood: ClassVar[Likelihood] = SOFTMAX
 
     def __post_init__(self) -> None:
         if not isinstance(self.samples, int) or not 1 <= self.samples <= MOST_SAMPLES:
@@ -152,6 +154,8 @@ class MeanFieldSoftmax(MeanField, Categorical):
 class Bernoulli(ClassLink):
     """Any number of labels out of C ≥ 1, each with a probability of its own."""
 
+    likelihood: ClassVar[Likelihood] = SIGMOID
+
     def squash(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
@@ -197,6 +201,12 @@ class Gaussian(Link):
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:
             raise InputError(f"noise is a variance, {self.noise} is not")
+
+    @property
+    def likelihood(self) -> Likelihood:
+        if not self.noise:
+            raise InputError("outputs without noise have no Fisher information: give its variance, Gaussian(noise=...)")
+        return normal(self.noise)
 
     def __call__(self, logits: Moments) -> Regression:
         logits = checked(logits)

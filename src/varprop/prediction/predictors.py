@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from varprop.batch import read
 from varprop.errors import InputError
 from varprop.graph.export import Output, refuse_training
 from varprop.graph.output import select_output
@@ -20,7 +21,6 @@ from varprop.network import saving
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction import stored
-from varprop.prediction.batches import read
 from varprop.prediction.links import ClassLink, Link, Softmax
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.rules import RuleSet

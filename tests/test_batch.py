@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BatchFeature
 
 import varprop as vp
+from varprop.batch import read
 from varprop.errors import InputError
-from varprop.prediction.batches import read
 
 X, MASK, Y = torch.arange(12.0).view(6, 2), torch.ones(6, 1), torch.arange(6)
 PAIR = namedtuple("Pair", "a b")(X, BatchFeature({"mask": MASK}))
