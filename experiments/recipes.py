@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.optim import AdamW, Optimizer
+
 from experiments.augment import UNCHANGED, Augment
+from varprop.optim import IVON
 
 
 @dataclass(frozen=True)
@@ -43,3 +47,40 @@ class Recipe:
     """Options of the experiment's model."""
     calibration: Mapping[str, Any] = field(default_factory=dict)
     """Options of ``calibrate`` other than the paper's."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Of the optimizer, its rate among them."""
+        return self.ivon
+
+    def optimizer(self, groups: Sequence[Mapping[str, Any]], seeds: Sequence[Sequence[int]]) -> Optimizer:
+        """Over groups of parameters that have their options already; a seed for each row of each group."""
+        seeded = [{**group, "seed": tuple(rows)} for group, rows in zip(groups, seeds, strict=True)]
+        return IVON(seeded, lr=1.0, ess=1.0)  # each group has its own
+
+    def gradients_in(self, optimizer: Any) -> AbstractContextManager[Any]:
+        """Where the gradients of a step are to be taken."""
+        return optimizer.sampled_params(train=True)
+
+
+UNCLIPPED = 1e6
+
+
+@dataclass(frozen=True)
+class AdamWRecipe(Recipe):
+    """How a network is trained as most are: the weights alone, whose posterior comes from Adam's second moments."""
+
+    ivon: Mapping[str, Any] = field(default_factory=dict)
+    adamw: Mapping[str, Any] = field(default_factory=dict)
+    gradient_clip: float = UNCLIPPED
+    """Clipped gradients would have other squares."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.adamw
+
+    def optimizer(self, groups: Sequence[Mapping[str, Any]], seeds: Sequence[Sequence[int]]) -> Optimizer:
+        return AdamW([dict(group) for group in groups], fused=groups[0]["params"][0].is_cuda)
+
+    def gradients_in(self, optimizer: Any) -> AbstractContextManager[Any]:
+        return nullcontext()

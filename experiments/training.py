@@ -1,4 +1,4 @@
-"""Training with IVON, several networks side by side; after a kill it goes on where it was last written down.
+"""Training with IVON or AdamW, several networks side by side; after a kill it goes on where it was last written down.
 
 Each network has its own start, order of examples and noise, all from its own seed: its neighbours change nothing but
 the rounding.
@@ -27,7 +27,6 @@ from experiments.graph import Gradients
 from experiments.recipes import Recipe
 from experiments.side_by_side import SideBySide, each_of
 from varprop.errors import InputError
-from varprop.optim import IVON
 from varprop.posterior import Posterior
 
 Prepare = Callable[[Any], Any]
@@ -53,7 +52,7 @@ class Lane:
     @property
     def pace(self) -> str:
         """What networks must share to be trained as one parameter."""
-        return repr((self.recipe.ivon, self.recipe.schedule, self.recipe.gradient_clip))
+        return repr((self.recipe.options, self.recipe.schedule, self.recipe.gradient_clip))
 
     @property
     def finished(self) -> bool:
@@ -80,6 +79,8 @@ def train(
     progress: bool = True,
 ) -> list[Posterior]:
     """The posterior of each. Lanes must agree in epochs, batch and shapes of the model; all else may differ."""
+    if len({type(lane.recipe) for lane in lanes}) > 1:
+        raise InputError("networks side by side must be trained by the same optimizer")
     shapes = {(lane.recipe.epochs, lane.recipe.batch) for lane in lanes}
     if len(shapes) > 1:
         raise InputError(f"networks side by side must have the same epochs and batch, not {sorted(shapes)}")
@@ -102,7 +103,7 @@ def train(
 
 
 class _Run:
-    """Where the training stands. Networks with the same settings and schedule make a group, a parameter of IVON."""
+    """Where the training stands. Networks with the same settings and schedule are one parameter of the optimizer."""
 
     def __init__(
         self, lanes: Sequence[Lane], models: Sequence[nn.Module], examples: Labelled, prepare: Prepare, device: str
@@ -115,10 +116,11 @@ class _Run:
             nn.Parameter(torch.stack([self.networks.row(models[i]).to(device) for i in group])) for group in self.groups
         ]
         settings = [
-            {"params": [rows], **lanes[group[0]].recipe.ivon, "seed": tuple(lanes[i].seed for i in group)}
+            {"params": [rows], **lanes[group[0]].recipe.options}
             for rows, group in zip(self.rows, self.groups, strict=True)
         ]
-        self.optimizer = IVON(settings, lr=1.0, ess=1.0)  # each group has its own
+        seeds = [[lanes[i].seed for i in group] for group in self.groups]
+        self.optimizer: Any = lanes[0].recipe.optimizer(settings, seeds)
         self.batch = min(lanes[0].recipe.batch, len(examples))
         self.steps = len(examples) // self.batch  # in an epoch; the rest has its turn in another
         self.changed = any(lane.recipe.augment != UNCHANGED for lane in lanes)
@@ -155,11 +157,11 @@ class _Run:
         whole = self.lanes[0].recipe.epochs * self.steps
         for settings, group in zip(self.optimizer.param_groups, self.groups, strict=True):
             recipe = self.lanes[group[0]].recipe
-            settings["lr"] = recipe.ivon["lr"] * recipe.schedule((number + 1) / whole)
+            settings["lr"] = recipe.options["lr"] * recipe.schedule((number + 1) / whole)
         rows = draws.pop("rows")
         raw, labels = self.examples.read(rows), self.examples.labels[rows]
         self.optimizer.zero_grad()
-        with self.optimizer.sampled_params(train=True):
+        with self.lanes[0].recipe.gradients_in(self.optimizer):
             losses = self.gradients(each_of(raw, self._there), draws, labels.to(self.device))
         self._clip()
         self.optimizer.step()
@@ -197,8 +199,19 @@ class _Run:
         """In the order of the lanes, which is that of the groups."""
         found = []
         for settings, rows in zip(self.optimizer.param_groups, self.rows, strict=True):
-            hess = self.optimizer.state[rows]["hess"]
-            variances = 1 / (settings["ess"] * (hess + settings["weight_decay"]))
+            state = self.optimizer.state[rows]
+            if "hess" not in state:
+                found += [self._of_adam(settings, rows.detach(), state, row) for row in range(len(rows))]
+                continue
+            variances = 1 / (settings["ess"] * (state["hess"] + settings["weight_decay"]))
             for mean, var in zip(rows.detach(), variances, strict=True):
                 found.append(Posterior.from_tensors(self.networks.named(mean), self.networks.named(var)))
         return found
+
+    def _of_adam(self, settings: dict[str, Any], rows: Tensor, state: dict[str, Any], row: int) -> Posterior:
+        """Of one network, as from a checkpoint of its own."""
+        squares = self.networks.named(state["exp_avg_sq"][row])
+        states = {name: {"exp_avg_sq": each, "step": state["step"]} for name, each in squares.items()}
+        saved = {"state": states, "param_groups": [{"params": list(states), "betas": settings["betas"]}]}
+        self.networks.model.load_state_dict(self.networks.named(rows[row]), strict=False)
+        return Posterior.from_adam(self.networks.model, saved, batch_size=self.batch)

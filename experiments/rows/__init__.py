@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from experiments.experiment import Experiment
+from experiments.rows.adamw import (
+    CIFAR10_VIT_ADAMW,
+    FASHION_MNIST_CNN_ADAMW,
+    SST2_MINILM_ADAMW,
+    TINY_IMAGENET_VIT_ADAMW,
+)
 from experiments.rows.cifar10_vit import CIFAR10_VIT
 from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.fashion_mnist import FASHION_MNIST
@@ -27,6 +33,10 @@ ROWS: Mapping[str, Experiment] = MappingProxyType(
             IMAGENET_SAMPLE_RESNET50,
             SST2_MINILM,
             FASHION_MNIST,
+            CIFAR10_VIT_ADAMW,
+            TINY_IMAGENET_VIT_ADAMW,
+            SST2_MINILM_ADAMW,
+            FASHION_MNIST_CNN_ADAMW,
         )
     }
 )

@@ -5,7 +5,7 @@ import torch
 from experiments.data.images import Images, ImageSet
 from experiments.data.labelled import hold_out
 from experiments.experiment import METHODS, Experiment, Splits
-from experiments.recipes import Recipe
+from experiments.recipes import AdamWRecipe, Recipe
 from experiments.rows.scratch import centred, vit
 from varprop.evaluation.methods import listed
 
@@ -15,6 +15,9 @@ RECIPE = Recipe(
     batch=16,
     ivon={"lr": 0.5, "ess": 1e3, "hess_init": 0.1, "weight_decay": 1e-4, "clip_radius": 0.05},
     calibration={"batch_size": 90, "epochs": 2, "lr": 0.1},
+)
+ADAMW = AdamWRecipe(
+    model=RECIPE.model, epochs=3, batch=16, adamw={"lr": 0.01, "weight_decay": 0.05}, calibration=RECIPE.calibration
 )
 FEW = tuple(listed("mean,mc-2,temperature"))
 """Methods that need no capture, which takes longest."""

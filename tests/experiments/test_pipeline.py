@@ -12,7 +12,7 @@ from experiments.experiment import METHODS, Sources, Splits
 from experiments.faults import DataError, ExperimentError
 from experiments.paper.norms import kept_norms
 from experiments.pipeline import Pipeline
-from tests.experiments.synthetic import FEW, RECIPE, every_method, experiment, splits
+from tests.experiments.synthetic import ADAMW, FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
 from varprop.errors import ResultsError
 from varprop.evaluation.evaluate import evaluate
@@ -79,6 +79,17 @@ def same(a, b):
     for mine, others in zip(a[1], b[1], strict=True):
         assert mine.keys() == others.keys()
         assert all(np.array_equal(mine[name], others[name]) for name in mine)
+
+
+def test_a_network_trained_with_adamw(tmp_path, trained):
+    """From training to calibrated rows; what is finished is not trained again."""
+    ordinary = experiment(recipe=ADAMW, methods=tuple(listed("mean,cvp")))
+    found = Pipeline(ordinary, (0, 1), tmp_path, progress=False, say=lambda _: None).run()
+    assert {(row.method, row.seed) for row in found.rows} == {(m, s) for m in ("mean", "cvp") for s in (0, 1)}
+    assert all(row.config["recipe"]["adamw"] == ADAMW.adamw for row in found.rows)
+    more = replace(ordinary, methods=FEW)
+    Pipeline(more, (0, 1), tmp_path, progress=False, say=lambda _: None).run()
+    assert trained == [[0], [1]]
 
 
 def test_every_method_has_a_row(tmp_path, trained, timed):

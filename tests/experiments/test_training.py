@@ -16,8 +16,9 @@ from experiments.recipes import Recipe, Schedule
 from experiments.rows import ROWS
 from experiments.rows.scratch import centred, vit
 from experiments.training import Lane, train
-from tests.experiments.synthetic import RECIPE, splits
+from tests.experiments.synthetic import ADAMW, RECIPE, splits
 from varprop.errors import InputError
+from varprop.posterior import Posterior
 
 pytestmark = pytest.mark.second
 
@@ -78,10 +79,14 @@ def same(a, b):
         assert all(torch.equal(one[name].var, other[name].var) for name in one)
 
 
-@pytest.mark.parametrize("seeds", [(0,), (0, 3)], ids=["alone", "side by side"])
-def test_a_killed_run_equals_an_uninterrupted_one(tmp_path, epochs, seeds):
+@pytest.mark.parametrize(
+    ("seeds", "recipe"),
+    [((0,), CHANGED), ((0, 3), CHANGED), ((0, 3), ADAMW)],
+    ids=["alone", "side by side", "AdamW"],
+)
+def test_a_killed_run_equals_an_uninterrupted_one(tmp_path, epochs, seeds, recipe):
     (tmp_path / "whole").mkdir()
-    whole = run(tmp_path / "whole", *seeds, recipe=CHANGED)
+    whole = run(tmp_path / "whole", *seeds, recipe=recipe)
     assert epochs == [0, 1, 2]
     for kill_in, expected in ((0, [0, 0, 1, 2]), (1, [0, 1, 1, 2]), (2, [0, 1, 2, 2])):
         epochs.clear()
@@ -89,9 +94,9 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path, epochs, seeds):
         folder = tmp_path / str(kill_in)
         folder.mkdir()
         with pytest.raises(KeyboardInterrupt):
-            run(folder, *seeds, recipe=CHANGED)
+            run(folder, *seeds, recipe=recipe)
         epochs.kill_in = None
-        same(whole, run(folder, *seeds, recipe=CHANGED))
+        same(whole, run(folder, *seeds, recipe=recipe))
         assert epochs == expected
 
 
@@ -176,9 +181,37 @@ def test_neighbours_change_nothing_but_the_rounding(tmp_path):
     assert not torch.equal(together[0]["head.weight"].mean, together[2]["head.weight"].mean)
 
 
+def test_adamw_is_that_of_torch(tmp_path):
+    """Two networks side by side are what a plain loop makes of each, and so are their second moments."""
+    # With a larger eps: Adam makes whole steps of the rounding errors that are all of the gradient of a key's bias.
+    recipe = replace(ADAMW, adamw={**ADAMW.adamw, "eps": 1e-3})
+    found = run(tmp_path, 0, 3, recipe=recipe)
+    for seed, posterior in zip((0, 3), found, strict=True):
+        model = vit(recipe, NOWHERE, seed).eval()
+        optimizer = torch.optim.AdamW(model.parameters(), **recipe.adamw)
+        for epoch in range(3):
+            order = torch.randperm(70, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
+            for step in range(4):
+                optimizer.param_groups[0]["lr"] = 0.01 * recipe.schedule((4 * epoch + step + 1) / 12)
+                rows = order[16 * step : 16 * (step + 1)]
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(centred(DATA.images[rows])), DATA.labels[rows]).backward()
+                optimizer.step()
+        plain = Posterior.from_adam(model, optimizer, batch_size=16)
+        assert set(plain) == set(posterior)
+        for name in plain:
+            torch.testing.assert_close(posterior[name].mean, plain[name].mean, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(posterior[name].var, plain[name].var, rtol=1e-3, atol=0)
+    with safe_open(tmp_path / "0.safetensors", framework="pt") as file:
+        assert set(file.keys()) == {"mean", "exp_avg", "exp_avg_sq"}
+
+
 def test_networks_side_by_side_agree_in_what_they_must(tmp_path):
     lanes = [Lane(RECIPE, 0, tmp_path / "0"), Lane(replace(RECIPE, batch=8), 1, tmp_path / "1")]
     with pytest.raises(InputError, match=r"the same epochs and batch, not \[\(3, 8\), \(3, 16\)\]"):
+        train(lanes, start, DATA, centred, "cpu", progress=False)
+    lanes = [Lane(RECIPE, 0, tmp_path / "0"), Lane(ADAMW, 1, tmp_path / "1")]
+    with pytest.raises(InputError, match="the same optimizer"):
         train(lanes, start, DATA, centred, "cpu", progress=False)
 
 
@@ -270,7 +303,14 @@ def test_inputs_by_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "channels", "side", "classes"),
-    [("fashion-mnist", 1, 28, 10), ("cifar10-vit", 3, 32, 10), ("tiny-imagenet-vit", 3, 64, 100)],
+    [
+        ("fashion-mnist", 1, 28, 10),
+        ("fashion-mnist-cnn-adamw", 1, 28, 10),
+        ("cifar10-vit", 3, 32, 10),
+        ("cifar10-vit-adamw", 3, 32, 10),
+        ("tiny-imagenet-vit", 3, 64, 100),
+        ("tiny-imagenet-vit-adamw", 3, 64, 100),
+    ],
 )
 def test_recipes_fit_their_data(name, channels, side, classes):
     """One batch through the model that the recipe makes, and that each candidate makes."""
