@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from varprop.graph.registry import Registry
 from varprop.graph.signature import Size, Structure, random_inputs
@@ -89,6 +89,14 @@ def strip_assertions(graph: fx.Graph) -> None:
         if any(name in str(node.target) for name in names) and not node.users:
             graph.erase_node(node)
     drop_dead_code(graph)
+
+
+def keep_constant(tensor: Tensor, constants: Registry) -> str:
+    """Keep a tensor that a forward or a rule creates, under a name that is its content: graphs share equal ones."""
+    content = b"" if tensor.is_meta else tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    name = "c" + hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + content).hexdigest()[:16]
+    constants[name] = tensor
+    return name
 
 
 # --- where an op stands --------------------------------------------------------------------------

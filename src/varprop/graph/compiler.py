@@ -54,7 +54,7 @@ def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], re
     model, tensors, rules, output = lifting.model, lifting.tensors, lifting.rules, lifting.output
     captured = export(model, tensors, output, call, sizes)  # a functional graph of ATen ops
     regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
-    lifted = lift(captured, rules, tensors, call)  # a rule per op: a flat graph of means and variances
+    lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
     refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once
     module = assemble(lifted.graph, tensors)  # a plain module, which shares the network's tensors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import io
 import logging
 import sys
@@ -19,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropError
-from varprop.graph.captured import Captured, numbered, place_of, size_ranges, strip_assertions
+from varprop.graph.captured import Captured, keep_constant, numbered, place_of, size_ranges, strip_assertions
 from varprop.graph.output import Output as Output
 from varprop.graph.output import select_output
 from varprop.graph.registry import Registries, Registry
@@ -230,14 +229,6 @@ def _leave_softmax_to_the_link(captured: Captured) -> None:
     if last.target in SOFTMAX and last.args[1] in (-1, last.meta["val"].ndim - 1):
         captured.ending = SOFTMAX[last.target]
         captured.graph.output_node().args = ((last.args[0],),)
-
-
-def keep_constant(tensor: Tensor, constants: Registry) -> str:
-    """Keep a tensor that a forward or a rule creates, under a name that is its content: graphs share equal ones."""
-    content = b"" if tensor.is_meta else tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    name = "c" + hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + content).hexdigest()[:16]
-    constants[name] = tensor
-    return name
 
 
 # --- refusals ------------------------------------------------------------------------------------

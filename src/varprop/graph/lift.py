@@ -1,30 +1,29 @@
-"""Trace the walk of a captured graph into a flat graph of plain tensors."""
+"""The walk of a captured graph, written down as a flat graph of plain tensors."""
 
 from __future__ import annotations
 
+import operator
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tabulate import tabulate
 from torch import fx
+from torch.utils._pytree import tree_map
 
 from varprop.errors import UnsupportedOpError
-from varprop.graph.captured import (
-    Captured,
-    drop_dead_code,
-    module_class,
-    module_path,
-    size_ranges,
-    sizes_of,
-    source_line,
-    strip_assertions,
-)
-from varprop.graph.export import keep_constant
-from varprop.graph.registry import Registries, Registry, scale_path
-from varprop.graph.signature import Call, Signature, Structure, dynamic_shapes, random_inputs, stand_in
-from varprop.graph.walk import OUTPUT, Applied, Walk
-from varprop.rules.ruleset import RuleSet, op_name
+from varprop.graph.captured import Captured, drop_dead_code, module_class, module_path, sizes_of, source_line, spell
+from varprop.graph.pointwise import Bodies
+from varprop.graph.registry import Registries, scale_path
+from varprop.graph.signature import Signature, random_inputs
+from varprop.graph.steps import SYMBOLIC, Steps, sizes_stay_free, tracing_mode
+from varprop.graph.walk import OUTPUT, Applied, Walk, first_node, has_moments
+from varprop.moments import Moments, is_random
+from varprop.rules.ruleset import Rule, RuleSet, op_name
+
+aten = torch.ops.aten
 
 
 @dataclass
@@ -37,40 +36,118 @@ class Lifted:
     scales: list[str]  # names of the scales that matter, in graph order
 
 
-def lift(captured: Captured, rules: RuleSet, tensors: Registries, call: Call) -> Lifted:
-    """Trace the walk into a flat graph and drop what nothing asks for.
+def lift(captured: Captured, rules: RuleSet, tensors: Registries) -> Lifted:
+    """Write a flat graph, op by op, and drop what nothing asks for.
 
     Constants and pointwise rules that it needs are added to ``tensors``; of scales it only has the names.
     """
-    walk = Walk(captured, rules, tensors, tracing=True)
-    names = [*walk.scale_names.values(), OUTPUT]
-    walk.scale = Registry()  # stand-ins for all scales there may be; those that prove to matter are made later
-    for name in names:
-        walk.scale[scale_path(name)] = torch.zeros((), dtype=tensors.dtype, device=tensors.device)
-    for node in walk.scale_names:
-        walk.bodies.prepare(node, rules[node.target], tensors.device)  # type: ignore[index]
-    leaves, sizes = [], []
-    for node, x, random in zip(captured.inputs, call.inputs, random_inputs(call.structure), strict=True):
-        for _ in range(2 if random else 1):  # export takes equal tensors for one input
-            leaves.append(stand_in(x, sizes_of(node)))
-            sizes.append(sizes_of(node))
-    program = torch.export.export(walk, tuple(leaves), strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
-    graph = program.graph
-    graph.owning_module = None  # its attributes are those of the network, not of the exported program
-    walk.bodies.place(graph)
-    strip_assertions(graph)
+    writing = _Writing(captured, rules, tensors)
+    with sizes_stay_free(writing.steps.mode):
+        writing.write()
+    graph = writing.graph
+    drop_dead_code(graph)
     for index in _untag(graph):
-        walk.journal.entries[index].needed = True
-    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
-    for placeholder, target in targets.items():
-        if target in program.constants and "." not in target:  # made by a rule, such as the nodes of a quadrature
-            targets[placeholder] = f"constant.{keep_constant(program.constants[target], tensors.constant)}"
-    inputs = [node for node in graph.find_nodes(op="placeholder") if node.name not in targets]
-    signature = _signature(call.structure, inputs, program)
-    _name_tensors(graph, targets)
+        writing.applied[index].needed = True
     used = {node.target for node in graph.find_nodes(op="get_attr")}
-    scales = [name for name in names if f"scale.{scale_path(name)}" in used]
-    return Lifted(graph, signature, walk.journal.entries, scales)
+    scales = [name for name in (*writing.walk.scale_names.values(), OUTPUT) if f"scale.{scale_path(name)}" in used]
+    return Lifted(graph, _signature(captured, graph), writing.applied, scales)
+
+
+def tag(var: Any, index: int) -> Any:
+    """Marks the variance of the index-th op; marks still there after dead-code removal are of those asked for."""
+    return var
+
+
+class _Writing:
+    """A walk on nodes of a new graph in place of tensors: Moments of two nodes where a value is random."""
+
+    def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
+        self.captured, self.tensors, self.graph = captured, tensors, fx.Graph()
+        self.walk, self.bodies = Walk(captured, rules, tensors), Bodies(tensors.pointwise)
+        for node in self.walk.scale_names:
+            self.bodies.prepare(node, rules[node.target], tensors.device)  # type: ignore[index]
+        self.steps = Steps(self.graph, tracing_mode(captured.graph), tensors.constant)
+        self.applied: list[Applied] = []
+
+    def write(self) -> None:
+        values = dict(self._bind())
+        for node in self.captured.ops():
+            values[node] = self._step(node, values)
+        result = values[self.captured.output]
+        self.graph.output(tuple(self._scaled(result, OUTPUT)) if is_random(result) else (result,))
+
+    def _bind(self) -> Iterator[tuple[fx.Node, Any]]:
+        for node, random in zip(self.captured.inputs, random_inputs(self.captured.structure), strict=True):
+            parts = [self._like(self.graph.placeholder(node.name + end), node) for end in ("", "_var")[: 1 + random]]
+            yield node, Moments(*parts) if random else parts[0]
+        for node, (kind, path) in self.captured.tensors.items():
+            kinds = ("mean", "var") if kind == "mean" and path in self.tensors.var else (kind,)
+            parts = [self._like(self.graph.get_attr(f"{name}.{path}"), node) for name in kinds]
+            yield node, Moments(*parts) if len(parts) > 1 else parts[0]
+
+    def _step(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        inputs = {arg: values[arg] for arg in node.all_input_nodes}
+        args: Any = node.args
+        if node.target is operator.getitem and not is_random(source := inputs[args[0]]):
+            return source[args[1]] if isinstance(source, list | tuple) else self.steps.copy(node, values)
+        reaches = has_moments(list(inputs.values()))
+        if reaches:
+            rule, result = self._apply(node, inputs)
+        else:
+            rule, result = None, self._plain(node, inputs)
+        self.applied.append(Applied(node, rule, reaches, has_moments(result)))
+        return self._tagged(result)
+
+    def _plain(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> Any:
+        """An op that no variance reaches stays as it is, but for views: they rely on strides that a rule may change."""
+        if node.target is aten.view.default:
+            new = self.steps.copy(node, inputs)
+            new.target = aten.reshape.default
+            return new
+        if isinstance(node.target, torch._ops.OpOverload) or isinstance(node.meta.get("val"), SYMBOLIC):
+            return self.steps.copy(node, inputs)
+        return self._apply(node, inputs)[1]
+
+    def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
+        first: Any = node.args[first_node(node)] if node in self.walk.scale_names else None
+        x: Any = inputs.get(first)
+        if is_random(x):
+            inputs[first] = scaled = self._scaled(x, self.walk.scale_names[node])
+            if node in self.bodies.names:
+                call = self.graph.call_module(f"pointwise.{self.bodies.names[node]}", tuple(scaled))
+                parts = [self._like(self.graph.call_function(operator.getitem, (call, i)), x[i]) for i in range(2)]
+                return self.walk.rules[node.target], Moments(*parts)  # type: ignore[index]
+
+        def apply(*values: Any) -> tuple[Rule | None, Any]:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), dict(zip(inputs, values, strict=True)).__getitem__)
+            return self.walk.apply(node, *args, **kwargs)
+
+        names = {arg: f"%{index}" for index, arg in enumerate(inputs)}
+        return self.steps.write(
+            f"{id(node.target)}{spell((node.args, node.kwargs), names, _text)}", apply, *inputs.values()
+        )
+
+    def _scaled(self, x: Moments, name: str) -> Moments:
+        scale = self.graph.get_attr(f"scale.{scale_path(name)}")
+        factor = self.graph.call_function(aten.exp.default, (scale,))
+        return Moments(x.mean, self._like(self.graph.call_function(aten.mul.Tensor, (x.var, factor)), x.var))
+
+    def _tagged(self, result: Any) -> Any:
+        def tagged(item: Any) -> Any:
+            if not is_random(item):
+                return item
+            return Moments(item.mean, self._like(self.graph.call_function(tag, (item.var, index)), item.var))
+
+        index = len(self.applied) - 1
+        return tree_map(tagged, result, is_leaf=is_random)
+
+    def _like(self, node: fx.Node, other: Any) -> Any:
+        node.meta["val"] = other.meta["val"]
+        return node
+
+
+def _text(value: Any) -> str:
+    return value.code if isinstance(value, fx.GraphModule) else repr(value)
 
 
 def require_rules(lifted: Lifted, model: str, rules: RuleSet) -> None:
@@ -90,31 +167,21 @@ def require_rules(lifted: Lifted, model: str, rules: RuleSet) -> None:
     )
 
 
-def _signature(structure: Structure, inputs: list[fx.Node], program: torch.export.ExportedProgram) -> Signature:
+def _signature(captured: Captured, graph: fx.Graph) -> Signature:
+    inputs = graph.find_nodes(op="placeholder")
     sizes = tuple(sizes_of(node) for node in inputs)
-    batch = {shape[0] for shape in sizes if shape}
+    batch, free = {shape[0] for shape in sizes if shape}, {size for shape in sizes for size in shape}
     # Export assumes at least 2 of everything free; a batch of 1 is safe, because views were lifted as reshapes.
-    ranges = {s: (1 if s in batch else low, high) for s, (low, high) in size_ranges(program).items()}
-    return Signature(structure, tuple(node.meta["val"].dtype for node in inputs), sizes, ranges)
+    ranges = {s: (1 if s in batch else low, high) for s, (low, high) in captured.ranges.items() if s in free}
+    return Signature(captured.structure, tuple(node.meta["val"].dtype for node in inputs), sizes, ranges)
 
 
 def _untag(graph: fx.Graph) -> set[int]:
     """Remove the tags; those that survived dead-code removal tell which variances are needed."""
     alive = set()
     for node in list(graph.nodes):
-        if node.target is torch.ops.varprop.tag.default:
+        if node.target is tag:
             alive.add(node.args[1])
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     return alive
-
-
-def _name_tensors(graph: fx.Graph, targets: dict[str, str]) -> None:
-    """Placeholders of registered tensors become attributes; unused ones go."""
-    for node in graph.find_nodes(op="placeholder"):
-        if node.name in targets:
-            node.op, node.target = "get_attr", targets[node.name]
-    drop_dead_code(graph)
-    # Attributes first would put them between the inputs, which fx does not allow.
-    for node in reversed(graph.find_nodes(op="placeholder")):
-        next(iter(graph.nodes)).prepend(node)

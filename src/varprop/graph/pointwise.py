@@ -38,17 +38,6 @@ CHUNK = 1 << 16  # entries: a dozen work tensors of this size fit a core's cache
 ACCELERATOR_CHUNK = 1 << 19  # there it only bounds memory: a hundred work tensors, kept for the derivative
 
 
-@torch.library.custom_op("varprop::pointwise", mutates_args=())
-def pointwise(mean: Tensor, var: Tensor, key: str) -> tuple[Tensor, Tensor]:
-    """Stands for a traced rule until ``Bodies.place`` puts a call of its module there."""
-    raise RuntimeError("a placeholder of tracing was run")
-
-
-@pointwise.register_fake
-def _(mean: Tensor, var: Tensor, key: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(mean), torch.empty_like(var)
-
-
 class Pointwise(nn.Module):
     """A rule that acts on each entry alone: mean and variance in, mean and variance out.
 
@@ -157,15 +146,6 @@ class Bodies:
                 return
             self.modules[name] = Pointwise(body)
         self.names[node] = name
-
-    def apply(self, node: fx.Node, x: Moments) -> Moments:
-        return Moments(*torch.ops.varprop.pointwise(x.mean, x.var, self.names[node]))
-
-    def place(self, graph: fx.Graph) -> None:
-        """Call the modules where the nodes that stand for them are."""
-        for node in graph.find_nodes(op="call_function", target=torch.ops.varprop.pointwise.default):
-            *moments, name = node.args
-            node.op, node.target, node.args = "call_module", f"pointwise.{name}", tuple(moments)
 
 
 def _trace(function: Callable[[Moments], Any], example: Tensor) -> fx.GraphModule | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections import Counter
 from collections.abc import Iterator
@@ -10,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_any, tree_leaves, tree_map
+from torch import Tensor, fx
+from torch.utils._pytree import tree_any, tree_leaves
 
 from varprop.errors import RuleError
-from varprop.graph.captured import Captured, module_path, numbered, place_of, reachable, sizes_of
-from varprop.graph.pointwise import Bodies
+from varprop.graph.captured import Captured, module_path, numbered, place_of, reachable
 from varprop.graph.registry import Registries, Registry, scale_path
 from varprop.graph.signature import random_inputs
 from varprop.moments import Moments, is_random
@@ -24,17 +22,6 @@ from varprop.rules.structural import mean_args
 
 OUTPUT = "(output)"
 """The name of the scale on the variance of the network's output."""
-
-
-@torch.library.custom_op("varprop::tag", mutates_args=())
-def tag(var: Tensor, index: int) -> Tensor:
-    """Marks the variance of the index-th op while tracing; those still there after dead-code removal are asked for."""
-    return var.clone()
-
-
-@tag.register_fake
-def _(var: Tensor, index: int) -> Tensor:
-    return torch.empty_like(var)
 
 
 @dataclass
@@ -52,108 +39,68 @@ class Applied:
         return self.reaches and self.rule is None
 
 
-@dataclass
-class Journal:
-    """What a walk did. An object of its own, because export undoes what tracing does to a module's lists."""
+class Walk:
+    """Applies a rule to each op of a captured graph. Run on real tensors it is the reference for the lifted graph."""
 
-    entries: list[Applied]
-
-
-class Walk(nn.Module):
-    """Runs a captured graph on moments. Called on real tensors it is the reference for the flat graph."""
-
-    var: Registry
-    scale: Registry
-
-    def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries, *, tracing: bool) -> None:
-        super().__init__()
-        tensors.lend(self)
-        self.captured, self.rules, self.tracing = captured, rules, tracing
+    def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
+        self.captured, self.rules, self.tensors = captured, rules, tensors
         self.scale_names = scale_names(captured, rules, tensors.var)
-        self.journal, self.bodies = Journal([]), Bodies(tensors.pointwise)
-
-    def forward(self, *leaves: Tensor) -> Any:
-        values = self.run(*leaves)
-        result = values[self.captured.output]
-        return tuple(self._scaled(result, OUTPUT)) if is_random(result) else (result,)
 
     def run(self, *leaves: Tensor) -> dict[fx.Node, Any]:
         """The value of every node: Moments where it is random, else what the model computes there."""
-        self.journal.entries = []
-        values: dict[fx.Node, Any] = {}
-        self._bind(values, iter(leaves))
+        values: dict[fx.Node, Any] = dict(self._bind(iter(leaves)))
         for node in self.captured.ops():
-            args = fx.map_arg(node.args, values.__getitem__)
-            kwargs = fx.map_arg(node.kwargs, values.__getitem__)
-            values[node] = self._step(node, args, kwargs)
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = self.apply(node, *self._scale_first(node, args), **kwargs)[1]
         return values
 
-    def _bind(self, values: dict[fx.Node, Any], leaves: Iterator[Tensor]) -> None:
+    def _bind(self, leaves: Iterator[Tensor]) -> Iterator[tuple[fx.Node, Any]]:
         for node, (kind, path) in self.captured.tensors.items():
-            tensor = getattr(self, kind)[path]
-            values[node] = Moments(tensor, self.var[path]) if kind == "mean" and path in self.var else tensor
-        symbols: dict[str, Any] = {}
+            tensor = getattr(self.tensors, kind)[path]
+            random = kind == "mean" and path in self.tensors.var
+            yield node, Moments(tensor, self.tensors.var[path]) if random else tensor
         for node, random in zip(self.captured.inputs, random_inputs(self.captured.structure), strict=True):
             value = next(leaves)
-            values[node] = Moments(value, next(leaves)) if random else value
-            if self.tracing:
-                self._check_sizes(node, values[node], symbols)
+            yield node, Moments(value, next(leaves)) if random else value
 
-    def _check_sizes(self, node: fx.Node, value: Any, symbols: dict[str, Any]) -> None:
-        """Carry over to this trace what capture learnt about the sizes of inputs."""
-        for part in value if is_random(value) else (value,):
-            for size, expected in zip(part.shape, sizes_of(node), strict=True):
-                if isinstance(expected, str):
-                    low, high = self.captured.ranges.get(expected, (0, math.inf))
-                    torch._check(size >= low)
-                    if high < math.inf:
-                        torch._check(size <= int(high))
-                    torch._check(size == symbols.setdefault(expected, size))
-
-    def _step(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def apply(self, node: fx.Node, *args: Any, **kwargs: Any) -> tuple[Rule | None, Any]:
+        """What becomes of the arguments of an op, and by which rule; None if there is none, or nothing is random."""
         op: Any = node.target
         if op is operator.getitem and not is_random(args[0]):
-            return args[0][args[1]]
-        if not _has_moments((args, kwargs)):
-            self.journal.entries.append(Applied(node, None, False, False))
-            return op(*args, **kwargs)
+            return None, args[0][args[1]]
+        if not has_moments((args, kwargs)):
+            return None, op(*args, **kwargs)
         rule = self.rules.get(op)
-        result = NotImplemented if rule is None else self._use(rule, node, self._scale_first(node, args), kwargs)
+        result = NotImplemented if rule is None else _use(rule, node, args, kwargs)
         if result is NotImplemented:
-            rule, result = None, _without_rule(op(*mean_args(args), **mean_args(kwargs)), _nothing((args, kwargs)))
-        self.journal.entries.append(Applied(node, rule, True, _has_moments(result)))
-        return self._tagged(result, len(self.journal.entries) - 1) if self.tracing else result
-
-    def _use(self, rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        try:
-            result = self.bodies.apply(node, args[0]) if node in self.bodies.names else rule(*args, **kwargs)
-            for part in result if isinstance(result, list) else (result,):
-                if is_random(part) and [*map(str, part.mean.shape)] != [*map(str, part.var.shape)]:
-                    raise RuleError(f"its mean has shape {list(part.mean.shape)}, its variance {list(part.var.shape)}")
-            return result
-        except Exception as error:
-            raise RuleError(
-                f"rule {rule.name!r} for {op_name(node.target)} failed at {place_of(node)}: {error}"
-            ) from error
+            return None, _without_rule(op(*mean_args(args), **mean_args(kwargs)), _nothing((args, kwargs)))
+        return rule, result
 
     def _scale_first(self, node: fx.Node, args: Any) -> Any:
         """Scale the variance of the op's input; a random weight or bias beside it keeps its own."""
         if node not in self.scale_names:
             return args
-        position = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node))
-        if not is_random(args[position]):
+        position, path = first_node(node), scale_path(self.scale_names[node])
+        x = args[position]
+        if not is_random(x) or path not in self.tensors.scale:  # nothing asks for a variance that has no scale
             return args
-        scaled = self._scaled(args[position], self.scale_names[node])
-        return (*args[:position], scaled, *args[position + 1 :])
+        return (*args[:position], Moments(x.mean, x.var * self.tensors.scale[path].exp()), *args[position + 1 :])
 
-    def _scaled(self, x: Moments, name: str) -> Moments:
-        return Moments(x.mean, x.var * self.scale[scale_path(name)].exp())
 
-    def _tagged(self, result: Any, index: int) -> Any:
-        def tagged(item: Any) -> Any:
-            return Moments(item.mean, torch.ops.varprop.tag(item.var, index)) if is_random(item) else item
+def first_node(node: fx.Node) -> int:
+    """The position of the first argument that is computed."""
+    return next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node))
 
-        return tree_map(tagged, result, is_leaf=is_random)
+
+def _use(rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    try:
+        result = rule(*args, **kwargs)
+        for part in result if isinstance(result, list) else (result,):
+            if is_random(part) and [*map(str, part.mean.shape)] != [*map(str, part.var.shape)]:
+                raise RuleError(f"its mean has shape {list(part.mean.shape)}, its variance {list(part.var.shape)}")
+        return result
+    except Exception as error:
+        raise RuleError(f"rule {rule.name!r} for {op_name(node.target)} failed at {place_of(node)}: {error}") from error
 
 
 def scale_names(captured: Captured, rules: RuleSet, var: Registry) -> dict[fx.Node, str]:
@@ -192,5 +139,5 @@ def _nothing(value: Any) -> Tensor:
     return total
 
 
-def _has_moments(value: Any) -> bool:
+def has_moments(value: Any) -> bool:
     return tree_any(is_random, value, is_leaf=is_random)

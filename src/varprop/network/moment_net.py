@@ -153,7 +153,7 @@ class MomentNet(Registries):
         """Run the call op by op and return what flows at every module path."""
         plan, leaves = self.plan(args, kwargs)
         with torch.no_grad():
-            values = Walk(plan.captured, self.rules, self, tracing=False).run(*leaves)
+            values = Walk(plan.captured, self.rules, self).run(*leaves)
         inputs, outputs = (
             MappingProxyType({path: values[node] for path, node in marks.items() if _is_float(values[node])})
             for marks in (plan.captured.module_inputs, plan.captured.module_outputs)
