@@ -221,6 +221,10 @@ def test_files_that_could_run_code_are_refused(tmp_path):
         read(model, tmp_path / "other.ckpt")
     with pytest.raises(OptimizerStateError, match="before the first step"):
         read(model, trainer_folder(tmp_path / "checkpoint-0", optimizer, step=0))
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "checkpoint-0" / "trainer_state.json").write_text(text)
+        with pytest.raises(PosteriorFileError, match=r"trainer_state\.json is damaged"):
+            read(model, tmp_path / "checkpoint-0")
 
 
 # --- refusals --------------------------------------------------------------------------------------------

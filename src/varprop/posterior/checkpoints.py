@@ -37,8 +37,11 @@ def _of_trainer(folder: Path) -> Mapping[str, Any]:
             f"{folder} has no {' and no '.join(missing)}: {_TRAINER}, written on one device{meant} (DeepSpeed and FSDP "
             "write other files, which are not read; save_only_model=True leaves the optimizer out)"
         )
-    state = json.loads((folder / "trainer_state.json").read_text())
-    if not state.get("global_step"):
+    try:
+        step = json.loads((folder / "trainer_state.json").read_text())["global_step"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PosteriorFileError(f"{folder / 'trainer_state.json'} is damaged, or not of Trainer: {error!r}") from error
+    if not step:
         raise OptimizerStateError(f"{folder} was written before the first step: there is no curvature in it")
     return _loaded(folder / "optimizer.pt", _TRAINER)
 
