@@ -152,6 +152,8 @@ def arithmetic() -> Iterator[Case]:
     yield Affine(aten.addcmul.default, (c, x, c), note="constants")
     yield Affine(aten.lerp.Scalar, (x, y, 0.3))
     yield Affine(aten.lerp.Scalar, (c, y, 0.3), note="constant")
+    yield Affine(aten.lerp.Tensor, (x, y, row), note="random weight")
+    yield Affine(aten.lerp.Tensor, (c, y, c), note="constants")
     for op in (aten.div.Tensor, aten.true_divide.Tensor):
         yield Affine(op, (x, s.positive(5)))
     yield Affine(aten.div.Tensor, (row, s.positive(3, 5)), note="constant wider")

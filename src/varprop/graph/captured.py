@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.registry import Registry
+from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Size, Structure, random_inputs
 from varprop.rules.ruleset import op_name
+
+if TYPE_CHECKING:
+    from varprop.graph.pins import Pins
 
 PACKAGE = str(Path(__file__).parents[1])
 
@@ -32,6 +35,9 @@ class Captured:
     inputs: list[fx.Node] = field(default_factory=list)
     module_inputs: dict[str, fx.Node] = field(default_factory=dict)
     module_outputs: dict[str, fx.Node] = field(default_factory=dict)
+    roles: dict[fx.Node, str] = field(default_factory=dict)
+    """Of ops in a recurrent cell, which one it is: the same in every step."""
+    pins: Pins | None = None
     ending: str = ""
     """What the model does to ``output`` and links expect to be undone: ``softmax`` or ``log_softmax``."""
 
@@ -47,6 +53,20 @@ class Captured:
         parameters = [node for node, (kind, path) in self.tensors.items() if kind == "mean" and path in var]
         flags = random_inputs(self.structure)
         return parameters + [node for node, flag in zip(self.inputs, flags, strict=True) if flag]
+
+    def run(self, tensors: Registries, inputs: list[Tensor], kept: Container[fx.Node]) -> dict[fx.Node, Any]:
+        """The values of the ``kept`` nodes, with the means as weights. The others go after their last use, as in the
+        model: all activations of a large one would not fit.
+        """
+        values: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
+        values |= {node: getattr(tensors, kind)[path] for node, (kind, path) in self.tensors.items()}
+        last = {arg: node for node in self.ops() for arg in node.all_input_nodes}
+        for node in self.ops():
+            evaluate([node], values)
+            for arg in node.all_input_nodes:
+                if last[arg] is node and arg not in kept:
+                    del values[arg]
+        return values
 
 
 def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import Captured, evaluate
+from varprop.graph.captured import Captured
 from varprop.graph.export import Model, quiet, watched
-from varprop.graph.registry import Registries
 from varprop.graph.signature import Call
 
 if TYPE_CHECKING:
@@ -29,26 +27,11 @@ def difference(lifting: Lifting, captured: Captured, call: Call) -> str | None:
     with quiet():
         model = Model(lifting.model, lifting.tensors, call.structure, lifting.output)
         expected = model(*(x.clone() for x in inputs))
-        values = run(captured, lifting.tensors, inputs, {captured.output})
+        values = captured.run(lifting.tensors, inputs, {captured.output})
         if _agree(_ended(values[captured.output], captured.ending), expected):
             return None
-        values = run(captured, lifting.tensors, inputs, set(captured.module_outputs.values()))
+        values = captured.run(lifting.tensors, inputs, set(captured.module_outputs.values()))
         return _first(model, captured, values, inputs) or OUTPUT
-
-
-def run(captured: Captured, tensors: Registries, inputs: list[Tensor], kept: Container[fx.Node]) -> dict[fx.Node, Any]:
-    """The values of the ``kept`` nodes, with the means as weights. The others go after their last use, as in the model:
-    all activations of a large one would not fit.
-    """
-    values: dict[fx.Node, Any] = dict(zip(captured.inputs, inputs, strict=True))
-    values |= {node: getattr(tensors, kind)[path] for node, (kind, path) in captured.tensors.items()}
-    last = {arg: node for node in captured.ops() for arg in node.all_input_nodes}
-    for node in captured.ops():
-        evaluate([node], values)
-        for arg in node.all_input_nodes:
-            if last[arg] is node and arg not in kept:
-                del values[arg]
-    return values
 
 
 def _first(model: Model, captured: Captured, values: dict[fx.Node, Any], inputs: list[Tensor]) -> str | None:

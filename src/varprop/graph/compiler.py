@@ -48,6 +48,13 @@ class Plan:
     def has_checked(self, call: Call) -> bool:
         return call.sizes in self.checked
 
+    def serves(self, call: Call, tensors: Registries) -> bool:
+        """Is it a graph of this call? Values it was captured with are not looked at while compiling."""
+        if not self.signature.accepts(call):
+            return False
+        pins = self.captured.pins
+        return pins is None or torch.compiler.is_compiling() or not pins.broken(tensors, call.inputs)
+
 
 def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal) -> Plan:
     """Model → graph → regrouped → lifted → folded → module, a line each."""
@@ -94,6 +101,8 @@ def check_plan(lifting: Lifting, plan: Plan, call: Call) -> Plan:
     """
     if plan.has_checked(call):
         return plan
+    if plan.captured.pins and (reason := plan.captured.pins.broken(lifting.tensors, call.inputs)):
+        raise CaptureError(f"{type(lifting.model).__name__} cannot be captured in this call: {reason}")
     if _difference(lifting, plan, call):
         plan = plan_call(lifting, call, free=False)
         if module := _difference(lifting, plan, call):

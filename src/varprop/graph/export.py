@@ -19,21 +19,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropError
 from varprop.graph.captured import Captured, keep_constant, numbered, place_of, size_ranges, strip_assertions
+from varprop.graph.marks import mark, read_marks
 from varprop.graph.output import Output as Output
 from varprop.graph.output import select_output
 from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
-
-
-@torch.library.custom_op("varprop::mark", mutates_args=())
-def mark(x: Tensor, key: str) -> None:
-    """Notes in the graph which value passes a module's boundary; removed right after capture."""
-
-
-@mark.register_fake
-def _(x: Tensor, key: str) -> None:
-    return None
-
+from varprop.graph.unroll import Unrolled
 
 SOFTMAX: dict[Any, str] = {
     torch.ops.aten.softmax.int: "softmax",
@@ -48,8 +39,6 @@ LOGGERS = (
 )
 
 _one_at_a_time = threading.RLock()  # torch's exporter has a state of its own, and there is one stderr
-
-fx.node.has_side_effect(torch.ops.varprop.mark.default)  # else it would be removed before we read it
 
 
 class Model(nn.Module):
@@ -80,7 +69,7 @@ def export(
     """
     examples = tuple(map(stand_in, call.inputs, sizes))
     wrapped = Model(model, tensors, call.structure, output)
-    with watched(model, lambda kind, path, x: torch.ops.varprop.mark(x, f"{kind}:{path}")):
+    with watched(model, lambda kind, path, x: mark(x, f"{kind}:{path}")), Unrolled():
         with _one_at_a_time, _silent_if_it_fails():
             program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
         program = program.run_decompositions({})
@@ -209,11 +198,7 @@ def _read(program: torch.export.ExportedProgram, structure: Structure, constants
             captured.tensors[node] = "constant", keep_constant(program.constants[spec.target], constants)
         elif node.users:  # the model's own tensor: replaced by the registry's, so nothing may use it
             raise CaptureError(f"the model reads {spec.target} in a way that torch.func.functional_call cannot replace")
-    for node in list(program.graph.nodes):
-        if node.target is torch.ops.varprop.mark.default:
-            kind, _, path = node.args[1].partition(":")
-            (captured.module_inputs if kind == "in" else captured.module_outputs)[path] = node.args[0]
-            program.graph.erase_node(node)
+    read_marks(captured)
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
     output = program.graph.output_node()
     output.args = ((output.args[0][kinds.index(OutputKind.USER_OUTPUT)],),)  # inputs written to are listed before
@@ -272,7 +257,7 @@ def _refuse_drawing(captured: Captured) -> None:
         if _draws(node):
             raise TrainingModeError(
                 f"{place} may draw random numbers: if it is dropout, call model.eval() first; a model that draws "
-                "even so, or a recurrent layer (which torch keeps as one op), cannot be propagated"
+                "even so cannot be propagated"
             )
 
 

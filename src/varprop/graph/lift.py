@@ -49,7 +49,8 @@ def lift(captured: Captured, rules: RuleSet, tensors: Registries) -> Lifted:
     for index in _untag(graph):
         writing.applied[index].needed = True
     used = {node.target for node in graph.find_nodes(op="get_attr")}
-    scales = [name for name in (*writing.walk.scale_names.values(), OUTPUT) if f"scale.{scale_path(name)}" in used]
+    names = dict.fromkeys((*writing.walk.scale_names.values(), OUTPUT))
+    scales = [name for name in names if f"scale.{scale_path(name)}" in used]
     return Lifted(graph, _signature(captured, graph), writing.applied, scales)
 
 

@@ -369,3 +369,5 @@ def _replace(captured: Captured, node: fx.Node, target: Any, args: Any, kwargs: 
     node.replace_all_uses_with(new)
     for marks in (captured.module_inputs, captured.module_outputs):
         marks.update({path: new for path, marked in marks.items() if marked is node})
+    if node in captured.roles:
+        captured.roles[new] = captured.roles[node]

@@ -104,17 +104,20 @@ def _use(rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def scale_names(captured: Captured, rules: RuleSet, var: Registry) -> dict[fx.Node, str]:
-    """Name the scale of every op whose rule says it is scaled, where variance can reach it: ``path``, ``path#2``, …"""
+    """Name the scale of every op whose rule says it is scaled, where variance can reach it: ``path``, ``path#2``, …
+
+    The steps of a recurrent cell share theirs, ``path.role``.
+    """
     reached = reachable(captured.graph, captured.sources(var))
     counts: Counter[str] = Counter()
     names = {}
     for node in captured.ops():
         rule = rules.get(node.target)  # type: ignore[arg-type]
         if rule is not None and rule.scaled:
-            path = module_path(node)
-            counts[path] += 1  # of all, reached or not, so that names do not depend on the posterior
+            path, role = module_path(node), captured.roles.get(node)
+            counts[path] += role is None  # of all, reached or not, so that names do not depend on the posterior
             if next((arg for arg in node.args if isinstance(arg, fx.Node)), None) in reached:
-                names[node] = numbered(path, counts[path])
+                names[node] = numbered(path, counts[path]) if role is None else f"{path}.{role}".removeprefix(".")
     return names
 
 

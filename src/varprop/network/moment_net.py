@@ -14,7 +14,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from varprop.errors import DeviceMismatchError, InputError, NetworkFileError, PosteriorError, PrecisionError, RuleError
+from varprop.errors import (
+    CaptureError,
+    DeviceMismatchError,
+    InputError,
+    NetworkFileError,
+    PosteriorError,
+    PrecisionError,
+    RuleError,
+)
 from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call
 from varprop.graph.export import Output, refuse_training, require_model
 from varprop.graph.pointwise import Pointwise
@@ -84,11 +92,17 @@ class MomentNet(Registries):
         call = self.bind(args, kwargs)
         found = self._find(call)
         if found is not None and (torch.compiler.is_compiling() or found.has_checked(call)):
+            if found.captured.pins and torch.compiler.is_compiling():
+                raise CaptureError("its graph depends on values of inputs, which a compiled one would not look at")
             return found, call.leaves
         with self._lock:
-            plan = self._find(call) or self._add(plan_call(self.lifting, call))
+            known = self._find(call)
+            plan = known or plan_call(self.lifting, call)
             faithful = check_plan(self.lifting, plan, call)
-            return plan if faithful is plan else self._add(faithful), call.leaves
+            for new in dict.fromkeys((plan, faithful)):
+                if new is not known:
+                    self._add(new)
+            return faithful, call.leaves
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call in the form that graphs know, checked."""
@@ -111,7 +125,7 @@ class MomentNet(Registries):
         """The plan for this call, one for just these sizes first. Plain loops, which torch.compile reads."""
         found = None
         for plan in self._plans:
-            if plan.signature.accepts(call) and (found is None or not plan.signature.ranges):
+            if plan.serves(call, self) and (found is None or not plan.signature.ranges):
                 found = plan
         return found
 

@@ -115,10 +115,15 @@ def add_product(x: Any, y: Any, z: Any, *, value: float = 1) -> Any:
     return add(x, multiply(y, z), alpha=value)
 
 
-@rule(aten.lerp.Scalar, approximation=None)
-def interpolate_linearly(x: Any, y: Any, weight: float) -> Any:
-    """(1 − w) x + w y. Exact."""
-    return add(multiply(x, 1 - weight), multiply(y, weight))
+@rule(aten.lerp.Scalar, aten.lerp.Tensor, approximation=None)
+def interpolate_linearly(x: Any, y: Any, weight: Any) -> Any:
+    """z = (1 − w) x + w y: Σz = E[(1 − w)²] Σx + E[w²] Σy + (μx − μy)² Σw. Exact."""
+    if not is_random(weight):
+        return add(multiply(x, 1 - weight), multiply(y, weight))
+    x, y = as_moments(x), as_moments(y)
+    step = x.mean - y.mean
+    var = second_moment(subtract(1, weight)) * x.var + second_moment(weight) * y.var + step * step * weight.var
+    return expanded(x.mean - weight.mean * step, var)
 
 
 ARITHMETIC = RuleSet(
