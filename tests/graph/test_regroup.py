@@ -270,3 +270,28 @@ def test_in_place_ops_and_views():
     assert torch.equal(
         net(x).var == 0, (trace["act"].var * torch.tensor([0.0, 1, 1, 1, 1, 1])).view(2, -1).t().reshape(-1) == 0
     )
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert its router prefers."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.weight = nn.Linear(8, 3), nn.Parameter(torch.randn(3, 8, 16))
+
+    def forward(self, x):
+        chosen, order = self.router(x).argmax(-1).sort(stable=True)
+        offsets = (chosen[:, None] == torch.arange(3)).sum(0).cumsum(0, dtype=torch.int32)
+        return torch._grouped_mm(x[order], self.weight, offs=offsets)[order.argsort()]
+
+
+def test_experts_are_chosen_at_the_mean():
+    torch.manual_seed(0)
+    model, x = Experts().eval().bfloat16(), torch.randn(7, 8).bfloat16()  # torch exports it in bfloat16 only
+    posterior = posterior_of(model, 0.25)
+    found, chosen = vp.propagate(model, posterior)(x), model.router(x).argmax(-1)
+    torch.testing.assert_close(found.mean, torch.einsum("bi,bio->bo", x, model.weight[chosen]), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(found.var, 0.25 * x.square().sum(-1, keepdim=True).expand(-1, 16), rtol=0.02, atol=0)
+    (row,) = (row for row in vp.coverage(model, posterior, x) if row.op == "aten.argmax.default")
+    assert row.variance == "stops"
+    assert row.exactness == "approximate"

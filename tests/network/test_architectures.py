@@ -44,7 +44,15 @@ def audio(config, model):
     return model(tiny), torch.randn(2, 400), None
 
 
+def experts(config, model, **more):
+    """Routing by softmax (Mixtral), with biases and transposed weights (gpt-oss)."""
+    tiny = config(**SMALL, vocab_size=50, num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2, **more)
+    return model(tiny), torch.randint(1, 50, (2, 5)), None
+
+
 MAKERS = {
+    "mixtral": lambda: experts(transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    "gpt-oss": lambda: experts(transformers.GptOssConfig, transformers.GptOssForCausalLM, head_dim=8),
     "siglip": siglip,
     "swinv2": swinv2,
     "convnextv2": convnextv2,

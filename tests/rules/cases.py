@@ -347,11 +347,16 @@ def written_out() -> Iterator[Case]:
     def square(x: Any, c: Any) -> Any:
         return aten.mul.Tensor(x, aten.add.Tensor(x, c))
 
+    def rows_by_group(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+        group = torch.searchsorted(offsets, torch.arange(x.shape[-2]), right=True)
+        return (x.unsqueeze(-2) @ weight[..., group, :, :]).squeeze(-2)
+
     yield Case(functions.elementwise, (chain(tanh_gelu), x), samples=40_000, note="tanh-GELU")
     yield Case(functions.elementwise, (chain(gated), x, c), samples=40_000, note="gated")
     yield Affine(functions.elementwise, (chain(affine), x, c, d), note="affine")
     yield Affine(functions.elementwise, (chain(itself_twice), x), note="x + 2x + x")
     yield Case(functions.elementwise, (chain(square), x, c), samples=40_000, note="x (x + c)")
+    yield Affine(functions.grouped_matmul, (rows_by_group, s.random(4, 3), s.random(3, 3, 2), torch.tensor([1, 1, 4])))
     yield Affine(functions.residual_linear, (s.random(2, 5), s.random(5, 5), s.random(5)))
     yield Affine(functions.residual_linear, (s.random(2, 5), s.constant(5, 5)), note="constant weight")
     yield Affine(functions.residual_linear, (s.constant(2, 5), s.random(5, 5), s.constant(5)), note="random weight")

@@ -50,6 +50,7 @@ SINGULAR = {
 def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
     """Rewrite ``captured`` in place; ``random`` are the placeholders that carry variance."""
     reached = reachable(captured.graph, random)
+    _experts(captured)
     _norms(captured, reached)
     _residual_linear(captured, reached)
     _chains(captured, reachable(captured.graph, random))
@@ -63,6 +64,18 @@ def _keep_marked(captured: Captured) -> None:
     for marks in (captured.module_inputs, captured.module_outputs):
         for path in [path for path, node in marks.items() if node not in alive]:
             del marks[path]
+
+
+# --- mixtures of experts --------------------------------------------------------------------------
+
+
+def _experts(captured: Captured) -> None:
+    """Torch and transformers have an op each; the latter's is there only once transformers is imported."""
+    for node in captured.ops():
+        if str(node.target) in ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"):
+            args = (*node.args, *node.kwargs.values())
+            if len(args) == 3 and set(node.kwargs) <= {"offs"}:
+                node.target, node.args, node.kwargs = functions.grouped_matmul, (node.target, *args), {}
 
 
 # --- norms ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,3 +38,8 @@ def quick_gelu(x: Tensor) -> Tensor:
 def elementwise(body: fx.GraphModule, x: Tensor, *constants: Tensor) -> Tensor:
     """f(x): a chain of elementwise ops with one random input, as the one function it is."""
     return body(x, *constants)
+
+
+def grouped_matmul(op: Callable[..., Tensor], x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """Rows of x times the matrix of their group, as ``op`` does it: mixtures of experts. Groups end at the offsets."""
+    return op(x, weight, offsets)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
+from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, bilinear, expanded, multiply, second_moment
 from varprop.rules.ruleset import Rule, RuleSet, rule
 
@@ -60,6 +61,12 @@ def _bilinear(op: Callable[..., Tensor]) -> Rule:
         return bilinear(lambda x, y: op(x, y, *args, **kwargs), x, y)
 
     return product
+
+
+@rule(functions.grouped_matmul, approximation=None, mixes=True)
+def grouped_matmul(op: Callable[..., Tensor], x: Any, weight: Any, offsets: Tensor) -> Any:
+    """Each group of rows of x times a matrix of its own: the matrix product's rule. Exact."""
+    return bilinear(lambda x, w: op(x, w, offsets), x, weight)
 
 
 @rule(aten.bilinear.default, approximation=None, mixes=True)
@@ -141,6 +148,7 @@ LINEAR = RuleSet(
     *map(_convolution, (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)),
     *map(_bilinear, (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default)),
     *map(_bilinear, (aten.outer.default, aten.tensordot.default, aten.vdot.default, aten.linalg_vecdot.default)),
+    grouped_matmul,
     bilinear_layer,
     einsum,
     name="linear",
