@@ -64,11 +64,11 @@ def test_a_rule_is_needed_only_where_variance_is_asked_for():
             self.gate, self.value = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x):
-            return torch.softmax(torch.lgamma(self.gate(x).abs() + 1), -1) * self.value(x)
+            return torch.softmax(torch.i0(self.gate(x)), -1) * self.value(x)
 
     model, x = Gated().eval(), torch.randn(3, 4)
     report = vp.coverage(model, posterior_of(model), x)
-    (row,) = [row for row in report if "lgamma" in row.op]
+    (row,) = [row for row in report if "i0" in row.op]
     assert (row.variance, row.rule, row.exactness) == ("unused", "", "")
     assert not report.missing
     torch.testing.assert_close(vp.propagate(model, posterior_of(model, 0.0))(x).mean, model(x))

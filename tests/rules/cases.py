@@ -318,6 +318,12 @@ def activation() -> Iterator[Case]:
     for op in (aten.acos, aten.asin, aten.atanh, aten.erfinv, aten.logit, aten.tan):
         yield Case(op.default, (within,), **in_domain)
     yield Case(aten.pow.Tensor_Scalar, (away, 1.5), **narrow, note="1.5")
+    for op in (aten.softshrink, aten.hardshrink):
+        yield Case(op.default, (x, 0.7), **bounded, mean_scales=(1.0, 1e3))
+    yield Case(aten.sinc.default, (x,), samples=40_000, mean_scales=(1e-3, 1.0), var_scales=(1e-8, 1e-3, 1.0))
+    for op in (aten.acosh, aten.digamma, aten.lgamma):
+        yield Case(op.default, (away,), **{**in_domain, "bias": (0.05, 0.02)})
+    yield Case(aten.frac.default, (within,), **in_domain)
     yield Case(aten.glu.default, (s.random(3, 6),), **bounded)
     yield Case(aten.glu.default, (s.random(4, 3), 0), **bounded, note="dim 0")
 
@@ -518,6 +524,12 @@ def reduction() -> Iterator[Case]:
             else Certain(aten.argsort.stable, (x,), {"stable": True, "dim": 1})
         )
     yield Certain(aten.floor_divide.default, (x, 0.3))
+    for op in (aten.sgn, aten.signbit, aten.isinf, aten.logical_not, aten.all, aten.any, aten.zero):
+        yield Certain(op.default, (x,))
+    for op in (aten.logical_and, aten.logical_or, aten.logical_xor):
+        yield Certain(op.default, (x, s.constant(5)))
+    for op in (aten.all, aten.any):
+        yield Certain(op.dim, (x, 1))
     for op in (
         aten.trunc,
         aten.ceil,
@@ -736,6 +748,11 @@ def structural() -> Iterator[Case]:
     yield Affine(aten.pad.default, (x, [1, 2], "constant", 3.0), note="value")
     yield Affine(aten.pad.default, (x, [1, 2], "constant", None), note="value None")
     yield Affine(aten.pad.default, (x, [1, 2], "reflect"), note="reflect")
+    yield Affine(aten.positive.default, (x,))
+    for dims in (1, 2, 3):
+        for kind in ("reflection", "replication"):
+            padded = s.random(1, *[3] * (dims + 1))
+            yield Affine(getattr(aten, f"{kind}_pad{dims}d").default, (padded, [1, 2] * dims))
     yield Affine(aten.pad.default, (x, [1, 2], "replicate"), note="replicate")
     yield Affine(aten.pad.default, (x, [1, 2], "circular"), note="circular")
     yield Affine(aten.constant_pad_nd.default, (x, [1, 0, 0, 2], 0.5))
@@ -754,6 +771,12 @@ def scatter() -> Iterator[Case]:
         yield Affine(aten.scatter_reduce.two, (x, 0, places, source, reduce), note=reduce)
         alone = {"include_self": False}
         yield Affine(aten.scatter_reduce.two, (c, 0, places, source, reduce), alone, note=f"{reduce}, self excluded")
+    apart, far = s.apart(4, 3), s.apart(5, 3)
+    near = {"mean_scales": (1.0,), "var_scales": (1e-8, 1e-3, 1.0)}
+    for reduce in ("amax", "amin"):
+        yield Case(aten.scatter_reduce.two, (apart, 0, places, far, reduce), **near, note=reduce)
+    yield Affine(aten.index_reduce.default, (x, 0, rows, source, "mean"))
+    yield Case(aten.index_reduce.default, (apart, 0, rows, far, "amax"), **near, note="amax")
     yield Affine(aten.col2im.default, (s.random(2, 6, 9), [4, 5], [2, 3], [1, 1], [0, 0], [1, 1]))
     weight, indices, offsets = s.random(5, 3), torch.tensor([1, 4, 1, 0, 2]), torch.tensor([0, 3])
     for mode, name in enumerate(("sum", "mean")):
@@ -765,6 +788,25 @@ def scatter() -> Iterator[Case]:
         (weight, indices, torch.tensor([0, 3, 5]), False, 0, False, s.constant(5), True),
         note="weighted, last offset",
     )
+
+
+def several() -> Iterator[Case]:
+    """Linearised: means of about 2 and deviations of 0.02."""
+    s = Source("several")
+    x, y, z, c = (s.random(3, 4, mean=2.0, spread=0.2, var=4e-4) for _ in range(4))
+    narrow = {"bias": (0.05, 0.02), "mean_scales": (1.0,), "var_scales": (1e-8, 1e-3, 1.0)}
+    for op in (aten.atan2, aten.hypot, aten.logaddexp2, aten.special_xlog1py):
+        yield Case(op.default, (x, y), **narrow)
+        yield Case(op.default, (c.mean, y), **narrow, note="constant first")
+    for op in (aten.xlogy.Tensor, aten.pow.Tensor_Tensor, aten.copysign.Tensor):
+        yield Case(op, (x, y), **narrow)
+        yield Case(op, (x, c.mean), **narrow, note="constant second")
+    yield Case(aten.pow.Scalar, (3.0, y), **narrow)
+    yield Case(aten.xlogy.Scalar_Self, (3.0, y), **narrow)
+    yield Case(aten.xlogy.Scalar_Other, (x, 3.0), **narrow)
+    yield Case(aten.copysign.Scalar, (x, -1.0), **narrow)
+    yield Case(aten.addcdiv.default, (x, y, z), {"value": 0.5}, **narrow)
+    yield Case(aten.lerp.Tensor, (x, y, z), **narrow)
 
 
 def order() -> Iterator[Case]:
@@ -795,6 +837,7 @@ FAMILIES = (
     pooling,
     structural,
     scatter,
+    several,
     order,
 )
 CASES: list[Case] = [case for family in FAMILIES for case in family()]

@@ -59,7 +59,7 @@ class Plan:
 def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal) -> Plan:
     """Model → graph → regrouped → lifted → folded → module, a line each."""
     model, tensors, rules, output = lifting.model, lifting.tensors, lifting.rules, lifting.output
-    captured = export(model, tensors, output, call, sizes)  # a functional graph of ATen ops
+    captured = export(model, tensors, output, call, sizes, rules)  # a functional graph of ATen ops
     regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
     refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for

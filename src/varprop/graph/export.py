@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ SOFTMAX: dict[Any, str] = {
     torch.ops.aten.log_softmax.int: "log_softmax",
     torch.ops.aten._log_softmax.default: "log_softmax",
 }
+
+SYMBOLS: set[Any] = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int}
 
 LOGGERS = (
     *("torch.export", "torch._export", "torch._export.non_strict_utils", "torch.export._trace", "torch._dynamo"),
@@ -60,9 +62,15 @@ class Model(nn.Module):
 
 
 def export(
-    model: nn.Module, tensors: Registries, output: Output, call: Call, sizes: list[tuple[Size, ...]]
+    model: nn.Module,
+    tensors: Registries,
+    output: Output,
+    call: Call,
+    sizes: list[tuple[Size, ...]],
+    known: Container[Any],
 ) -> Captured:
     """Capture ``model`` in a call like this one; of the ``sizes`` of its inputs, those without a number may stay free.
+    Ops that are not ``known`` and consist of others become those: ``special_expit`` is ``sigmoid``.
 
     Constants that its forward creates are added to ``tensors``. Raises whatever ``torch.export`` raises: see
     ``capture_error`` for what to make of it.
@@ -72,12 +80,19 @@ def export(
     with watched(model, lambda kind, path, x: mark(x, f"{kind}:{path}")), Unrolled():
         with _one_at_a_time, _silent_if_it_fails():
             program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
-        program = program.run_decompositions({})
+        program = program.run_decompositions(_composites(program.graph, known))
     captured = _read(program, call.structure, tensors.constant)
     _leave_softmax_to_the_link(captured)
     _refuse_drawing(captured)
     _refuse_writing(program)
     return captured
+
+
+def _composites(graph: fx.Graph, known: Container[Any]) -> dict[Any, Callable[..., Any]]:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    ops = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)} - SYMBOLS
+    made = {op for op in ops if op not in known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
+    return {op: functools.partial(op._op_dk, key) for op in made}
 
 
 @contextlib.contextmanager

@@ -30,6 +30,9 @@ IDENTITIES = {
 # Not finite everywhere: a Gaussian may reach where they are not defined.
 SINGULAR = {
     aten.acos.default,
+    aten.acosh.default,
+    aten.digamma.default,
+    aten.lgamma.default,
     aten.asin.default,
     aten.atanh.default,
     aten.erfinv.default,

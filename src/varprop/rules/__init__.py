@@ -15,6 +15,7 @@ from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
 from varprop.rules.normalization import NORMALIZATION, batch_norm
 from varprop.rules.order import ORDER
+from varprop.rules.partial import PARTIAL_TANGENTS
 from varprop.rules.pooling import MAX_POOLING, POOLING
 from varprop.rules.reduction import MAXIMA, REDUCTION
 from varprop.rules.ruleset import Rule, RuleSet, rule
@@ -37,6 +38,7 @@ CVP = RuleSet(
     SCATTER,
     GRID,
     ORDER,
+    PARTIAL_TANGENTS,
     COMPOSITE,
     name="CVP",
 )

@@ -52,10 +52,18 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
     return slope if eps is None else slope * ((x >= eps) & (x <= 1 - eps))
 
 
+def _sinc(x: Tensor) -> Tensor:
+    near, square = x.abs() < 0.1, (math.pi * x).square()  # where the terms cancel
+    away = torch.where(near, 1.0, x)
+    series = -(math.pi**2) / 3 * x * (1 - square / 10 * (1 - square / 28))
+    return torch.where(near, series, (torch.cos(math.pi * away) - torch.sinc(away)) / away)
+
+
 # f'(x), with the op's own further arguments.
 UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.abs.default: torch.sign,
     aten.acos.default: lambda x: -torch.rsqrt(1 - x * x),
+    aten.acosh.default: lambda x: torch.rsqrt((x * x - 1).abs()),
     aten.asin.default: lambda x: torch.rsqrt(1 - x * x),
     aten.asinh.default: lambda x: torch.rsqrt(1 + x * x),
     aten.atan.default: lambda x: 1 / (1 + x * x),
@@ -70,6 +78,7 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.cos.default: lambda x: -torch.sin(x),
     aten.cosh.default: torch.sinh,
     aten.deg2rad.default: lambda x: torch.full_like(x, math.pi / 180),
+    aten.digamma.default: lambda x: torch.polygamma(1, x),
     aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: aten.elu_backward(
         _ones(x), alpha, scale, input_scale, False, x
     ),
@@ -79,11 +88,14 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.exp.default: torch.exp,
     aten.exp2.default: lambda x: math.log(2) * torch.exp2(x),
     aten.expm1.default: torch.exp,
+    aten.frac.default: lambda x: _ones(x),
     aten.gelu.default: lambda x, *, approximate="none": aten.gelu_backward(_ones(x), x, approximate=approximate),
+    aten.hardshrink.default: lambda x, lambd=0.5: (x.abs() > lambd).to(x.dtype),
     aten.hardsigmoid.default: lambda x: _clamp(x, -3, 3) / 6,
     aten.hardswish.default: lambda x: aten.hardswish_backward(_ones(x), x),
     aten.hardtanh.default: lambda x, min_val=-1.0, max_val=1.0: _clamp(x, min_val, max_val),
     aten.leaky_relu.default: lambda x, negative_slope=0.01: torch.where(x > 0, 1.0, negative_slope).to(x.dtype),
+    aten.lgamma.default: torch.digamma,
     aten.log.default: torch.reciprocal,
     aten.log10.default: lambda x: 1 / (math.log(10) * x),
     aten.log2.default: lambda x: 1 / (math.log(2) * x),
@@ -103,6 +115,8 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.silu.default: lambda x: torch.sigmoid(x) * (1 + x * torch.sigmoid(-x)),
     aten.sin.default: torch.cos,
     aten.sinh.default: torch.cosh,
+    aten.sinc.default: _sinc,
+    aten.softshrink.default: lambda x, lambd=0.5: (x.abs() > lambd).to(x.dtype),
     aten.softplus.default: lambda x, beta=1.0, threshold=20.0: aten.softplus_backward(_ones(x), x, beta, threshold),
     aten.sqrt.default: lambda x: 0.5 * x.rsqrt(),
     aten.square.default: lambda x: 2 * x,

@@ -72,6 +72,12 @@ def inverse_hyperbolic_sine(x: Moments) -> Moments:
     return integrate(torch.asinh, x)
 
 
+@rule(aten.sinc.default, approximation=None, scaled=True)
+def cardinal_sine(x: Moments) -> Moments:
+    """sin(πx)/(πx), by quadrature."""
+    return integrate(torch.sinc, x)
+
+
 @rule(aten.deg2rad.default, approximation=None)
 def to_radians(x: Moments) -> Moments:
     """π x/180."""
@@ -250,9 +256,13 @@ def square(x: Moments) -> Moments:
 # Not defined everywhere, or without moments where they are.
 LINEARISED = (
     aten.acos.default,
+    aten.acosh.default,
     aten.asin.default,
     aten.atanh.default,
+    aten.digamma.default,
     aten.erfinv.default,
+    aten.frac.default,
+    aten.lgamma.default,
     aten.log.default,
     aten.log10.default,
     aten.log1p.default,
@@ -271,6 +281,7 @@ ELEMENTARY = RuleSet(
     hyperbolic_cosine,
     arc_tangent,
     inverse_hyperbolic_sine,
+    cardinal_sine,
     to_radians,
     to_degrees,
     complementary_erf,

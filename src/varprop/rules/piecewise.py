@@ -101,6 +101,18 @@ def _around(mean: Tensor, std: Tensor, c0: Any, c1: float = 0.0, c2: float = 0.0
     return c0 + mean * (c1 + c2 * mean), (c1 + 2 * c2 * mean) * std, c2 * std.square()
 
 
+@rule(aten.softshrink.default, approximation=None, scaled=True)
+def softshrink(x: Moments, lambd: float = 0.5) -> Moments:
+    """x − λ above λ, x + λ below −λ, 0 between."""
+    return piecewise(x, aten.softshrink.default(x.mean, lambd), (-lambd, lambd), ((lambd, 1.0), (0.0,), (-lambd, 1.0)))
+
+
+@rule(aten.hardshrink.default, approximation=None, scaled=True)
+def hardshrink(x: Moments, lambd: float = 0.5) -> Moments:
+    """x outside of [−λ, λ], 0 within."""
+    return piecewise(x, aten.hardshrink.default(x.mean, lambd), (-lambd, lambd), ((0.0, 1.0), (0.0,), (0.0, 1.0)))
+
+
 @rule(aten.clamp.default, approximation=None, scaled=True)
 def clamp(x: Moments, min: float | None = None, max: float | None = None) -> Moments:
     """min(max(x, lower), upper), either of which may be missing."""
@@ -210,6 +222,8 @@ def sign(x: Moments) -> Moments:
 
 
 PIECEWISE = RuleSet(
+    softshrink,
+    hardshrink,
     relu,
     leaky_relu,
     absolute,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules.arithmetic import as_moments
+from varprop.rules.order import DECIDED_ORDER
 from varprop.rules.ruleset import RuleSet, rule
 from varprop.rules.structural import structural
 
@@ -25,21 +26,37 @@ def index_add(x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1)
     )
 
 
-@rule(aten.scatter_reduce.two, approximation=None, mixes=True)
+def _neglected(*args: Any, **_: Any) -> str | None:
+    return DECIDED_ORDER if args[4] in ("amax", "amin") else None
+
+
+@rule(aten.scatter_reduce.two, approximation=_neglected, mixes=True)
 def scatter_reduce(x: Any, dim: int, index: Tensor, source: Any, reduce: str, *, include_self: bool = True) -> Any:
-    """Sums or means of n entries each: Σ = Σ v, or (1/n²) Σ v. Exact."""
-    if reduce not in ("sum", "mean"):
+    """Sums or means of n entries each: Σ = Σ v, or (1/n²) Σ v, exact. Of the largest or smallest, its own v."""
+    if reduce == "prod":
         return NotImplemented
     x, source = as_moments(x), as_moments(source)
 
-    def total(x: Tensor, source: Tensor) -> Tensor:
-        return x.scatter_reduce(dim, index, source, "sum", include_self=include_self)
+    def gather(x: Tensor, source: Tensor, how: str = "sum") -> Tensor:
+        return x.scatter_reduce(dim, index, source, how, include_self=include_self)
 
-    mean = x.mean.scatter_reduce(dim, index, source.mean, reduce, include_self=include_self)
-    var = total(x.var, source.var)
+    mean = gather(x.mean, source.mean, reduce)
+    if reduce in ("amax", "amin"):
+        wins = source.mean == mean.gather(dim, index)
+        own = torch.where(x.mean == mean, x.var, 0.0)
+        return Moments(mean, own.scatter_reduce(dim, index, torch.where(wins, source.var, 0.0), "amax"))
+    var = gather(x.var, source.var)
     if reduce == "mean":
-        var = var / total(torch.ones_like(x.var), torch.ones_like(source.var)).square()
+        var = var / gather(torch.ones_like(x.var), torch.ones_like(source.var)).square()
     return Moments(mean, var)
+
+
+@rule(aten.index_reduce.default, approximation=_neglected, mixes=True)
+def index_reduce(x: Any, dim: int, index: Tensor, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """``scatter_reduce`` of whole slices."""
+    shape = mean_of(source).shape
+    places = index.reshape([-1 if d == dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
+    return scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
 
 
 @rule(aten.embedding_bag.padding_idx, aten.embedding_bag.default, approximation=None, mixes=True)
@@ -79,6 +96,7 @@ SCATTER = RuleSet(
     structural(aten.scatter_add.default, aten.col2im.default, mixes=True),
     index_add,
     scatter_reduce,
+    index_reduce,
     embedding_bag,
     name="scatter",
 )
