@@ -806,7 +806,6 @@ def several() -> Iterator[Case]:
     yield Case(aten.xlogy.Scalar_Other, (x, 3.0), **narrow)
     yield Case(aten.copysign.Scalar, (x, -1.0), **narrow)
     yield Case(aten.addcdiv.default, (x, y, z), {"value": 0.5}, **narrow)
-    yield Case(aten.lerp.Tensor, (x, y, z), **narrow)
 
 
 def order() -> Iterator[Case]:

@@ -39,7 +39,6 @@ PARTIAL: dict[Any, Callable[..., tuple[Any, ...]]] = {
     aten.copysign.Scalar: lambda x, y: (torch.sign(x) * math.copysign(1, y), 0.0),
     aten.copysign.Tensor: lambda x, y: (torch.copysign(torch.sign(x), x * y), 0.0),
     aten.hypot.default: lambda x, y: (x / torch.hypot(x, y), y / torch.hypot(x, y)),
-    aten.lerp.Tensor: lambda x, y, weight: (1 - weight, weight, y - x),
     aten.logaddexp2.default: _share,
     aten.pow.Scalar: _power,
     aten.pow.Tensor_Tensor: _power,
