@@ -194,3 +194,17 @@ def test_an_op_without_a_rule_that_reduces_everything():
     model = Determinant(4, 4).eval()
     missing = vp.coverage(model, posterior_of(model), torch.randn(4, 4)).missing
     assert any("det" in row.op for row in missing)
+
+
+def test_what_a_router_decides_is_said():
+    class Router(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.score = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x.gather(1, self.score(x).topk(2).indices) + self.score(x)[:, :2]
+
+    row = report(model := Router().eval(), posterior_of(model))["aten.topk.default", ""]
+    assert (row.exactness, row.variance) == ("approximate", "unused")
+    assert "decided at the mean" in row.note

@@ -254,3 +254,19 @@ def test_a_state_that_changes_is_named():
 
     with pytest.raises(CaptureError, match=r"not the model: module '1' differs for inputs of shape \[3, 4\]"):
         network(nn.Sequential(nn.Linear(4, 4), Counter(), nn.Linear(4, 2)))(torch.randn(3, 4))
+
+
+def test_a_number_read_from_an_input_has_no_least_value():
+    class Bounded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x, lengths):
+            torch._check(lengths.max().item() <= 100)
+            return self.layer(x) * lengths[:, None]
+
+    model = Bounded().eval()
+    x, lengths = torch.randn(2, 3), torch.tensor([3, 1])
+    found = vp.propagate(model, posterior_of(model))(x, lengths)
+    torch.testing.assert_close(found.mean, model(x, lengths))

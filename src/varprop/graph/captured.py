@@ -166,10 +166,12 @@ def sizes_of(node: fx.Node) -> tuple[Size, ...]:
 
 
 def size_ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int, float]]:
-    def bound(value: Any) -> float:
-        return int(value) if value.is_Integer else math.inf
-
-    return {str(s): (int(bound(r.lower)), bound(r.upper)) for s, r in program.range_constraints.items()}
+    """The least and the largest that sizes may be; of numbers that are no sizes, such as a sum of a mask, neither."""
+    ranges = {str(symbol): (found.lower, found.upper) for symbol, found in program.range_constraints.items()}
+    return {
+        name: (int(low) if low.is_Integer else 0, int(high) if high.is_Integer else math.inf)
+        for name, (low, high) in ranges.items()
+    }
 
 
 # --- what is computed ----------------------------------------------------------------------------

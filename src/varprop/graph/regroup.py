@@ -78,7 +78,7 @@ def _experts(captured: Captured) -> None:
         if str(node.target) in ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"):
             args = (*node.args, *node.kwargs.values())
             if len(args) == 3 and set(node.kwargs) <= {"offs"}:
-                node.target, node.args, node.kwargs = functions.grouped_matmul, (node.target, *args), {}
+                node.target, node.args, node.kwargs = functions.grouped_matmul, (node.target, *args), {}  # type: ignore[assignment]
 
 
 # --- norms ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -131,13 +132,19 @@ def _variance(entry: Applied, starts: set[fx.Node], random: set[fx.Node]) -> str
 
 
 def _judge(entry: Applied, random: set[fx.Node], shared: list[str]) -> tuple[str, str]:
-    if not entry.reaches or (entry.leaves and not entry.needed):
+    if not entry.reaches or (entry.leaves and not entry.needed and not _decides(entry.node)):
         return "", ""
     if entry.rule is None:
         return "missing", f"write one with @vp.rule({op_name(entry.node.target)})"
     neglected = _neglected(entry.rule, entry.node, random)
     kind = "approximate" if neglected else "independent" if shared else "exact"
     return kind, "; ".join([neglected, *shared] if neglected else shared)
+
+
+def _decides(node: fx.Node) -> bool:
+    """Does the op choose places, as the ``topk`` of a router does, even if nothing asks for the values there?"""
+    chosen = (user.meta.get("val") for user in node.users if user.target is operator.getitem)
+    return any(isinstance(value, Tensor) and not value.is_floating_point() for value in chosen)
 
 
 def _neglected(rule: Rule, node: fx.Node, random: set[fx.Node]) -> str | None:
