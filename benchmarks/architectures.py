@@ -1,6 +1,6 @@
-"""Unmodified models of timm, torchvision and transformers: which propagate, where approximately, how near to samples.
+"""Unmodified models of timm, torchvision, transformers and plain torch: which propagate, how near to samples.
 
-    python benchmarks/architectures.py run --out architectures.jsonl    # a process each; goes on where it stopped
+    python benchmarks/architectures.py run --workers 16 --total 520     # a process each; goes on where it stopped
     python benchmarks/architectures.py page architectures.jsonl > docs/supported_models.md
 
 Models have random weights; those of transformers are built small. Sampled beside them: 16 networks from a posterior
@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,11 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import plain_models
 import torch
 from tabulate import tabulate
 from torch import nn
 
 import varprop as vp
+from varprop.network.coverage import coverage_of
 
 SAMPLES = 16
 WIDTH = 1e-3
@@ -39,7 +44,16 @@ SMALL = {
     "moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
     "vocab_size": 99, "max_position_embeddings": 64, "image_size": 64, "num_labels": 3, "pad_token_id": 0,
 }  # fmt: skip
-TASKS = {"image": "IMAGE_CLASSIFICATION", "text": "SEQUENCE_CLASSIFICATION", "language": "CAUSAL_LM"}
+TASKS = {
+    "image": "IMAGE_CLASSIFICATION",
+    "text": "SEQUENCE_CLASSIFICATION",
+    "language": "CAUSAL_LM",
+    "audio": "AUDIO_CLASSIFICATION",
+}
+SAMPLE = (
+    "torch:lstm", "torch:u-net", "torch:transformer encoder", "torch:message passing",
+    "transformers.image:ViTForImageClassification", "transformers.text:BertForSequenceClassification",
+)  # fmt: skip
 TORCHVISION = (
     "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet",
     "inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf",
@@ -51,7 +65,11 @@ PREFERRED = ("femto", "atto", "pico", "nano", "xxt", "tiny", "_t", "xxs", "_xs",
 
 def names(library: str) -> Iterator[str]:
     """``library:model``, of each family the smallest by its name."""
-    if library == "torchvision":
+    if library == "sample":
+        yield from SAMPLE
+    elif library == "torch":
+        yield from (f"torch:{name}" for name in plain_models.MAKERS)
+    elif library == "torchvision":
         yield from (f"torchvision:{name}" for name in TORCHVISION)
     elif library == "timm":
         import timm
@@ -74,6 +92,9 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """The model in eval mode, and a batch of two for it."""
     library, _, model = name.partition(":")
     torch.manual_seed(0)
+    if library == "torch":
+        built, batch = plain_models.MAKERS[model]()
+        return built.eval(), batch
     if library == "torchvision":
         import torchvision
 
@@ -97,6 +118,10 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
         size = getattr(config, "image_size", 64)
         sides = size if isinstance(size, list | tuple) else (size, size)
         return built, {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), *sides)}
+    if library == "transformers.audio":
+        spectrogram = built.main_input_name == "input_features"
+        mels = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
+        return built, {built.main_input_name: torch.randn(2, 100, mels) if spectrogram else torch.randn(2, 4000)}
     tokens = torch.randint(3, 90, (2, 12))
     return built, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
@@ -120,12 +145,12 @@ def study(name: str) -> dict[str, Any]:
     try:
         started = time.perf_counter()
         net = vp.propagate(model, posterior)
-        net.capture(**batch)
+        plan, _ = net.plan((), batch)
         row["capture"] = time.perf_counter() - started
         found = net(**batch)
         sampled = vp.MonteCarlo(model, posterior, samples=SAMPLES)
         draws = torch.stack(list(sampled.draws(**batch))).double()
-        table = vp.coverage(model, posterior, **batch)
+        table = coverage_of(net, plan)
     except Exception as error:  # noqa: BLE001 (that is what is asked)
         return row | {"reason": _first_line(error)}
     ratio = (found.var.double().sqrt() / draws.std(0).clamp(min=1e-30)).flatten()
@@ -139,23 +164,37 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:2])[:160]}"
 
 
-def run(out: Path, libraries: list[str], most: int | None, jobs: int, limit: float) -> None:
+def run(out: Path, libraries: list[str], most: int | None, workers: int, limit: float, total: float) -> None:
+    """Study what the file lacks, libraries in turn; nothing is begun that would not be done after ``total`` seconds."""
     done = {json.loads(line)["name"] for line in out.read_text().splitlines()} if out.exists() else set()
-    wanted = [name for library in libraries for name in names(library) if name not in done][:most]
+    queues = [list(names(library)) for library in libraries]
+    wanted = [name for row in itertools.zip_longest(*queues) for name in row if name and name not in done][:most]
+    deadline, lock = time.monotonic() + total, threading.Lock()
 
-    def one(name: str) -> str:
-        command = [sys.executable, __file__, "study", name]
-        try:
-            found = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-            lines = found.stdout.strip().splitlines()
-            return lines[-1] if found.returncode == 0 and lines else _lost(name, found.stderr.strip()[-160:])
-        except subprocess.TimeoutExpired:
-            return _lost(name, f"not done after {limit:.0f} s")
+    def one(name: str) -> None:
+        left = deadline - time.monotonic()
+        if left < limit / 4:
+            return  # another run goes on here
+        line = _study_apart(name, min(limit, left))
+        if not line and left >= limit:  # else it was the end of this run that came, which says nothing of the model
+            line = _lost(name, f"not done after {limit:.0f} s")
+        if line:
+            with lock, out.open("a") as file:
+                file.write(line + "\n")
 
-    with ThreadPoolExecutor(jobs) as pool, out.open("a") as file:
-        for line in pool.map(one, wanted):
-            file.write(line + "\n")
-            file.flush()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one, wanted))
+
+
+def _study_apart(name: str, limit: float) -> str:
+    """A row as JSON, from a process of its own; nothing if it is not done in time."""
+    command = [sys.executable, __file__, "study", name]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return ""
+    lines = found.stdout.strip().splitlines()
+    return lines[-1] if found.returncode == 0 and lines else _lost(name, found.stderr.strip()[-160:])
 
 
 def _lost(name: str, reason: str) -> str:
@@ -169,7 +208,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         (
             row["name"].partition(":")[2],
             row["name"].partition(":")[0].partition(".")[0],
-            f"{row.get('parameters', 0) / 1e6:.1f}",
+            f"{row['parameters'] / 1e6:.1f}" if "parameters" in row else "",
             row.get("ops", ""),
             f"{row['capture']:.0f}" if "capture" in row else "",
             f"{row['ratio']:.2f}" if row["works"] else "",
@@ -198,10 +237,11 @@ def main() -> None:
     each.add_argument("name")
     every = commands.add_parser("run")
     every.add_argument("--out", type=Path, default=Path("architectures.jsonl"))
-    every.add_argument("--libraries", nargs="+", default=["torchvision", "timm", "transformers"])
+    every.add_argument("--libraries", nargs="+", default=["torch", "torchvision", "timm", "transformers"])
     every.add_argument("--most", type=int)
-    every.add_argument("--jobs", type=int, default=2)
-    every.add_argument("--limit", type=float, default=300.0)
+    every.add_argument("--workers", type=int, default=2)
+    every.add_argument("--limit", type=float, default=240.0)
+    every.add_argument("--total", type=float, default=math.inf)
     written = commands.add_parser("page")
     written.add_argument("file", type=Path)
     args = parser.parse_args()
@@ -209,7 +249,7 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(study(args.name)))
     elif args.command == "run":
-        run(args.out, args.libraries, args.most, args.jobs, args.limit)
+        run(args.out, args.libraries, args.most, args.workers, args.limit, args.total)
     else:
         print(page([json.loads(line) for line in args.file.read_text().splitlines()]), end="")
 

@@ -1,5 +1,10 @@
 """Architectures of Hugging Face that need norms, weight parametrisations and the like, unmodified and tiny."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -73,3 +78,26 @@ def test_it_propagates(name):
     torch.testing.assert_close(found.mean, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
     assert found.var.isfinite().all()
     assert (found.var > 0).all()
+
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "architectures.py"
+
+
+def test_the_table_of_architectures_is_written_and_goes_on_where_it_stopped(tmp_path):
+    out = tmp_path / "rows.jsonl"
+
+    def run(*args):
+        return subprocess.run([sys.executable, SCRIPT, *args], check=True, capture_output=True, text=True).stdout
+
+    for most in ("1", "1"):
+        run("run", "--libraries", "sample", "--most", most, "--out", out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({row["name"] for row in rows}) == len(rows) == 2
+    assert all(row["works"] and 0.5 < row["ratio"] < 2 for row in rows)
+    assert "2 of 2 architectures" in run("page", out)
+
+
+def test_a_run_that_is_out_of_time_says_nothing_of_a_model(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    subprocess.run([sys.executable, SCRIPT, "run", "--libraries", "sample", "--total", "1", "--out", out], check=True)
+    assert not out.exists()

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 from varprop.graph.captured import module_class, module_path, source_line
-from varprop.graph.compiler import plan_call
+from varprop.graph.compiler import Plan, plan_call
 from varprop.graph.export import Output
 from varprop.graph.walk import Applied
 from varprop.moments import Moments
@@ -91,11 +91,15 @@ def coverage(
 ) -> Coverage:
     """Tell what ``propagate(model, posterior, rules)(*args, **kwargs)`` would do, op by op, without running it."""
     net = MomentNet(model, posterior, rules, output)
-    plan = plan_call(net.lifting, net.bind(args, kwargs), refuse=lambda *_: None)
+    return coverage_of(net, plan_call(net.lifting, net.bind(args, kwargs), refuse=lambda *_: None))
+
+
+def coverage_of(net: MomentNet, plan: Plan) -> Coverage:
+    """The table of a call that is compiled already."""
     starts = plan.captured.sources(net.var)
     shared = shared_noise(plan.captured, plan.applied, starts)
     rows = tuple(_row(entry, set(starts), shared) for entry in plan.applied if _computes(entry.node))
-    return Coverage(type(model).__name__, rules.name, rows)
+    return Coverage(type(net.lifting.model).__name__, net.rules.name, rows)
 
 
 def _computes(node: fx.Node) -> bool:
