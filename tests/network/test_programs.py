@@ -1,10 +1,16 @@
-"""Random networks: what must hold for every one of them."""
+"""Random networks: what must hold for every one of them.
+
+A long run is split among processes, each with a seed of its own, here 2,000 networks for each test on 16 cores:
+
+    seq 16 | VARPROP_FUZZ=125 OMP_NUM_THREADS=1 xargs -P 16 -I{} env VARPROP_FUZZ_SEED={} pytest -n 0 -m second FILE
+"""
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import varprop as vp
@@ -14,19 +20,29 @@ from tests.network.programs import TOKENS, WIDTH, Program, programs
 pytestmark = pytest.mark.second
 
 EXAMPLES = int(os.environ.get("VARPROP_FUZZ", "25"))
-QUIET = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES <= 25
-)
+SEED = os.environ.get("VARPROP_FUZZ_SEED")
 
 
-def inputs(seed: int, batch: int = 3) -> torch.Tensor:
-    return torch.randn(batch, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))
+def fuzz(test: Callable[..., None]) -> Callable[..., None]:
+    """Give a test random networks: always the same few, or as many others as are asked for."""
+    quiet = settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=SEED is None and EXAMPLES <= 25,
+        database=None,
+    )
+    given_test = quiet(given(programs(), st.integers(0, 1000))(test))
+    return given_test if SEED is None else seed(int(SEED))(given_test)
 
 
-@QUIET
-@given(programs(), st.integers(0, 1000))
-def test_what_holds_for_every_network(model: Program, seed: int) -> None:
-    x = inputs(seed)
+def inputs(number: int, batch: int = 3) -> torch.Tensor:
+    return torch.randn(batch, TOKENS, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+@fuzz
+def test_what_holds_for_every_network(model: Program, number: int) -> None:
+    x = inputs(number)
     with torch.no_grad():
         plain = model(x)
     scale = 1e-5 * max(1.0, float(plain.abs().max()))
@@ -49,11 +65,10 @@ def test_what_holds_for_every_network(model: Program, seed: int) -> None:
     torch.testing.assert_close(streamlined.mean, plain, rtol=1e-4, atol=scale)
 
 
-@QUIET
-@given(programs(), st.integers(0, 1000))
-def test_one_random_layer_at_the_end_agrees_with_the_delta_method(model: Program, seed: int) -> None:
+@fuzz
+def test_one_random_layer_at_the_end_agrees_with_the_delta_method(model: Program, number: int) -> None:
     """Where nothing mixes entries after the noise, small variances are those of the Jacobian: J² Σ."""
-    x = inputs(seed)
+    x = inputs(number)
     var = 1e-8
     posterior = posterior_of(model, var).restrict("head")
     found = vp.propagate(model, posterior, rules=vp.STREAMLINING)(x)
@@ -63,11 +78,10 @@ def test_one_random_layer_at_the_end_agrees_with_the_delta_method(model: Program
     torch.testing.assert_close(found.var, expected, rtol=1e-3, atol=1e-14)
 
 
-@QUIET
-@given(programs(), st.integers(0, 1000))
-def test_variance_is_of_the_size_that_samples_have(model: Program, seed: int) -> None:
+@fuzz
+def test_variance_is_of_the_size_that_samples_have(model: Program, number: int) -> None:
     """Dependence is neglected, so no more than the order of magnitude can be asked for."""
-    x = inputs(seed)
+    x = inputs(number)
     posterior = posterior_of(model, 1e-4)
     found = vp.propagate(model, posterior)(x).var.mean()
     draws = torch.stack(list(vp.MonteCarlo(model, posterior, samples=64, at_once=64).draws(x)))

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from scipy import integrate, stats
@@ -278,3 +279,27 @@ def test_more_points_than_memory_holds():
     logits = vp.Moments(torch.zeros(1, 10_000), torch.ones(1, 10_000))
     with pytest.raises(InputError, match="1000000 points for 10000 classes are more than .*: take fewer samples"):
         vp.links.Softmax(samples=1_000_000)(logits)
+
+
+def log_mean_sigmoid(mean, var):
+    """By mpmath, split around the peak of the integrand."""
+    std = mpmath.sqrt(var)
+    peak = min(std, max(0, -mean / std))
+    cuts = [peak + sign * far for far in (0, 0.02, 0.2, 1, 5, 40) for sign in (-1, 1)]
+    with mpmath.workdps(30):  # comes with torch, by way of sympy
+        return float(
+            mpmath.log(mpmath.quad(lambda z: mpmath.npdf(z) / (1 + mpmath.exp(-mean - std * z)), sorted(cuts)))
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_of_a_sigmoid_is_right_in_any_tail(dtype):
+    pairs = [(m, v) for m in (-1e4, -200.0, -40.0, -3.0) for v in (1e-4, 1.0, 100.0, 1e4)]
+    mean, var = torch.tensor(pairs, dtype=dtype).T[:, :, None]
+    mean.requires_grad_()
+    loss = vp.links.Sigmoid().loss(vp.Moments(mean, var), torch.ones_like(mean))
+    expected = torch.tensor([-log_mean_sigmoid(*pair) for pair in pairs], dtype=dtype)
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(loss.sum(), mean)
+    assert gradient.isfinite().all()
+    assert (gradient < 0).all()
