@@ -55,7 +55,14 @@ def experts(config, model, **more):
     return model(tiny), torch.randint(1, 50, (2, 5)), None
 
 
+def longformer():
+    """Whether a token attends globally is read from the mask."""
+    config = transformers.LongformerConfig(**SMALL, vocab_size=50, attention_window=4, max_position_embeddings=32)
+    return transformers.LongformerForSequenceClassification(config), torch.randint(3, 50, (2, 8)), None
+
+
 MAKERS = {
+    "longformer": longformer,
     "mixtral": lambda: experts(transformers.MixtralConfig, transformers.MixtralForCausalLM),
     "gpt-oss": lambda: experts(transformers.GptOssConfig, transformers.GptOssForCausalLM, head_dim=8),
     "siglip": siglip,

@@ -362,6 +362,7 @@ def written_out() -> Iterator[Case]:
     yield Affine(functions.elementwise, (chain(affine), x, c, d), note="affine")
     yield Affine(functions.elementwise, (chain(itself_twice), x), note="x + 2x + x")
     yield Case(functions.elementwise, (chain(square), x, c), samples=40_000, note="x (x + c)")
+    yield Affine(functions.spread, (s.random(2, 6), [2, 2, 4], [6, 2, 1]))
     yield Affine(functions.grouped_matmul, (rows_by_group, s.random(4, 3), s.random(3, 3, 2), torch.tensor([1, 1, 4])))
     yield Affine(functions.residual_linear, (s.random(2, 5), s.random(5, 5), s.random(5)))
     yield Affine(functions.residual_linear, (s.random(2, 5), s.constant(5, 5)), note="constant weight")

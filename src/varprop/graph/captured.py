@@ -138,11 +138,11 @@ def module_class(node: fx.Node) -> str:
 def source_line(node: fx.Node) -> str:
     """``file.py:88`` of the innermost frame outside torch and varprop; nothing if there is none."""
     frames = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f"{path.rpartition('/')[2]}:{line}" for path, line in frames if not _internal(path)]
+    own = [f"{path.rpartition('/')[2]}:{line}" for path, line in frames if not is_internal(path)]
     return own[-1] if own else ""
 
 
-def _internal(path: str) -> bool:
+def is_internal(path: str) -> bool:
     return "/torch/" in path or path.startswith(PACKAGE)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from varprop.errors import CaptureError, RuleError, VarpropError
+from varprop.errors import CaptureError, OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured
 from varprop.graph.check import difference
-from varprop.graph.export import Output, capture_error, export, quiet, refuse_training
+from varprop.graph.export import Output, capture_error, export, quiet, read_values, refuse_training
 from varprop.graph.fold import fold
 from varprop.graph.lift import Lifted, lift, require_rules
 from varprop.graph.registry import Registries
@@ -56,10 +56,12 @@ class Plan:
         return pins is None or torch.compiler.is_compiling() or not pins.broken(tensors, call.inputs)
 
 
-def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal) -> Plan:
+def compile_call(
+    lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal, seen: list[Any] | None = None
+) -> Plan:
     """Model → graph → regrouped → lifted → folded → module, a line each."""
     model, tensors, rules, output = lifting.model, lifting.tensors, lifting.rules, lifting.output
-    captured = export(model, tensors, output, call, sizes, rules)  # a functional graph of ATen ops
+    captured = export(model, tensors, output, call, sizes, rules, seen)  # a functional graph of ATen ops
     regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
     refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for
@@ -76,9 +78,23 @@ def plan_call(lifting: Lifting, call: Call, refuse: Refusal = require_rules, *, 
         with quiet():
             if free and (plan := _try_free(lifting, call, refuse)):
                 return plan
-            return compile_call(lifting, call, [tuple(x.shape) for x in call.inputs], refuse)
+            return _fixed(lifting, call, refuse)
     except Exception as error:
         raise capture_error(lifting.model, call, error) from error
+
+
+def _fixed(lifting: Lifting, call: Call, refuse: Refusal) -> Plan:
+    """A graph for these sizes alone; if the model reads values of its inputs, for these values alone."""
+    sizes: list[tuple[Size, ...]] = [tuple(x.shape) for x in call.inputs]
+    try:
+        return compile_call(lifting, call, sizes, refuse)
+    except Exception as error:
+        if isinstance(error, UnsupportedOpError | OutputError | torch.OutOfMemoryError):
+            raise
+        seen = read_values(lifting.model, lifting.tensors, lifting.output, call)
+        if not seen:
+            raise
+        return compile_call(lifting, call, sizes, refuse, seen)
 
 
 def _try_free(lifting: Lifting, call: Call, refuse: Refusal) -> Plan | None:

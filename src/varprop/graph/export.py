@@ -6,25 +6,38 @@ import contextlib
 import functools
 import io
 import logging
+import os
 import sys
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.overrides import TorchFunctionMode
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropError
-from varprop.graph.captured import Captured, keep_constant, numbered, place_of, size_ranges, strip_assertions
+from varprop.graph.captured import (
+    Captured,
+    is_internal,
+    keep_constant,
+    numbered,
+    place_of,
+    size_ranges,
+    strip_assertions,
+)
 from varprop.graph.marks import mark, read_marks
 from varprop.graph.output import Output as Output
 from varprop.graph.output import select_output
 from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
 from varprop.graph.unroll import Unrolled
+from varprop.graph.values import Reading, Rereading
 
 SOFTMAX: dict[Any, str] = {
     torch.ops.aten.softmax.int: "softmax",
@@ -46,8 +59,16 @@ _one_at_a_time = threading.RLock()  # torch's exporter has a state of its own, a
 class Model(nn.Module):
     """The model called with the tensors of a network in place of its own, returning one tensor."""
 
-    def __init__(self, model: nn.Module, tensors: Registries, structure: Structure, output: Output) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tensors: Registries,
+        structure: Structure,
+        output: Output,
+        mode: TorchFunctionMode | None = None,
+    ) -> None:
         super().__init__()
+        self.mode = mode or contextlib.nullcontext()
         self.model, self.mean, self.buffer = model, tensors.mean, tensors.buffer
         self.structure, self.output = structure, output
         self.binder = Binder(model.forward)
@@ -58,7 +79,8 @@ class Model(nn.Module):
         def run(*args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.model, tensors, args, kwargs)
 
-        return select_output(self.binder.run(run, self.structure, inputs), self.output)
+        with self.mode:
+            return select_output(self.binder.run(run, self.structure, inputs), self.output)
 
 
 def export(
@@ -68,15 +90,17 @@ def export(
     call: Call,
     sizes: list[tuple[Size, ...]],
     known: Container[Any],
+    seen: list[Any] | None = None,
 ) -> Captured:
     """Capture ``model`` in a call like this one; of the ``sizes`` of its inputs, those without a number may stay free.
-    Ops that are not ``known`` and consist of others become those: ``special_expit`` is ``sigmoid``.
+    Ops that are not ``known`` and consist of others become those: ``special_expit`` is ``sigmoid``. Values that forward
+    reads from its inputs are those ``seen`` before, if they are given.
 
     Constants that its forward creates are added to ``tensors``. Raises whatever ``torch.export`` raises: see
     ``capture_error`` for what to make of it.
     """
     examples = tuple(map(stand_in, call.inputs, sizes))
-    wrapped = Model(model, tensors, call.structure, output)
+    wrapped = Model(model, tensors, call.structure, output, None if seen is None else Rereading(seen))
     with watched(model, lambda kind, path, x: mark(x, f"{kind}:{path}")), Unrolled():
         with _one_at_a_time, _silent_if_it_fails():
             program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
@@ -93,6 +117,13 @@ def _composites(graph: fx.Graph, known: Container[Any]) -> dict[Any, Callable[..
     ops = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)} - SYMBOLS
     made = {op for op in ops if op not in known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
     return {op: functools.partial(op._op_dk, key) for op in made}
+
+
+def read_values(model: nn.Module, tensors: Registries, output: Output, call: Call) -> list[Any]:
+    """What forward reads from its inputs in this call: numbers, and sizes that depend on entries."""
+    reading = Reading()
+    Model(model, tensors, call.structure, output, reading)(*(x.clone() for x in call.inputs))
+    return reading.seen
 
 
 @contextlib.contextmanager
@@ -153,11 +184,19 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
             Binder(model.forward).run(model, call.structure, inputs)
     except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
         return InputError(f"{name} itself fails on these inputs: {own}.{_cast_hint(model, inputs)}")
-    reason = str(error).strip().splitlines()
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return CaptureError(
-        f"{name} cannot be captured by torch.export: {reason[0] if reason else type(error).__name__}\n"
+        f"{name} cannot be captured by torch.export{_own_line(error)}: {reason}\n"
         "Its forward depends on tensor values or leaves torch: propagate a submodule of it, or rewrite that part."
     )
+
+
+def _own_line(error: Exception) -> str:
+    """Where in the model it went wrong."""
+    library = str(Path(os.__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_internal(frame.filename)]
+    own = [frame for frame in frames if library not in frame.filename or "site-packages" in frame.filename]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 def _cast_hint(model: nn.Module, inputs: list[Tensor]) -> str:

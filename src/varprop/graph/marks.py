@@ -57,7 +57,7 @@ def read_marks(captured: Captured) -> None:
         if kind == "role":
             captured.roles[marked] = text
         elif kind == "value":
-            pinned.append((marked, text))
+            pinned.append((marked, f"{text} at {place_of(node)}"))
         elif marked.target is not op.pack.default:  # the model has another shape there
             kinds[kind][text] = marked
         graph.erase_node(node)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import Captured, drop_dead_code
+from varprop.errors import CaptureError
+from varprop.graph.captured import Captured, drop_dead_code, reachable
 from varprop.graph.registry import Registries
 
 
@@ -30,6 +31,7 @@ class Pins:
 
 def read_pins(captured: Captured, pinned: list[tuple[fx.Node, str]]) -> Pins:
     """Of a graph as it was captured, the part that computes pinned values."""
+    _refuse_weights(captured, pinned)
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.graph_copy(captured.graph, copies)
     graph.output([copies[node] for node, _ in pinned])
@@ -39,3 +41,16 @@ def read_pins(captured: Captured, pinned: list[tuple[fx.Node, str]]) -> Pins:
     texts = (text.partition(":") for _, text in pinned)
     pairs = zip(pinned, texts, strict=True)
     return Pins(part, [(copies[node], float(value), reason) for (node, _), (value, _, reason) in pairs])
+
+
+def _refuse_weights(captured: Captured, pinned: list[tuple[fx.Node, str]]) -> None:
+    """A value that depends on weights is another for nearly every input, and as costly as the model."""
+    reached = reachable(captured.graph, [node for node, (kind, _) in captured.tensors.items() if kind == "mean"])
+    for node, text in pinned:
+        if node in reached:
+            raise CaptureError(
+                f"it cannot be captured: {text.partition(':')[2]} that depends on weights; a graph would hold for these "
+                "inputs alone. "
+                "Propagate a submodule, or rewrite that part; experts of transformers read no values after "
+                'model.set_experts_implementation("grouped_mm")'
+            )

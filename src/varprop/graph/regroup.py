@@ -54,6 +54,7 @@ def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
     """Rewrite ``captured`` in place; ``random`` are the placeholders that carry variance."""
     reached = reachable(captured.graph, random)
     _experts(captured)
+    _windows(captured)
     _norms(captured, reached)
     _residual_linear(captured, reached)
     _chains(captured, reachable(captured.graph, random))
@@ -79,6 +80,13 @@ def _experts(captured: Captured) -> None:
             args = (*node.args, *node.kwargs.values())
             if len(args) == 3 and set(node.kwargs) <= {"offs"}:
                 node.target, node.args, node.kwargs = functions.grouped_matmul, (node.target, *args), {}  # type: ignore[assignment]
+
+
+def _windows(captured: Captured) -> None:
+    """Strides are those of the model's tensor, which the moments need not share unless it is contiguous."""
+    for node in captured.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        if node.args[0].meta["val"].is_contiguous() and not node.kwargs:
+            node.target = functions.spread
 
 
 # --- norms ---------------------------------------------------------------------------------------

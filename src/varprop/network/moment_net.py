@@ -230,7 +230,7 @@ class MomentNet(Registries):
         return self
 
     def _recapture(self, old_dtype: torch.dtype) -> None:
-        calls, self._plans = [plan.call for plan in self._plans], []
+        calls, self._plans = [plan.call for plan in self._plans if not plan.captured.pins], []
         self.clear()
         for call in calls:
             leaves = [leaf.to(self.dtype) if leaf.dtype == old_dtype else leaf for leaf in call.leaves]

@@ -127,6 +127,8 @@ def _versions() -> dict[str, str]:
 
 def _records(net: MomentNet) -> Iterator[dict[str, Any]]:
     for plan in net._plans:
+        if plan.captured.pins:
+            continue  # values of inputs are not saved: it is captured when the call is made
         try:
             yield encode(plan.call) | {"graph": fingerprint(plan.captured), "device": net.device.type}
         except TypeError as error:

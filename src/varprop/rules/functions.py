@@ -43,3 +43,8 @@ def elementwise(body: fx.GraphModule, x: Tensor, *constants: Tensor) -> Tensor:
 def grouped_matmul(op: Callable[..., Tensor], x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     """Rows of x times the matrix of their group, as ``op`` does it: mixtures of experts. Groups end at the offsets."""
     return op(x, weight, offsets)
+
+
+def spread(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
+    """``as_strided`` of a tensor that is contiguous: windows that overlap."""
+    return x.contiguous().as_strided(size, stride, offset)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
+from varprop.rules import functions
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -199,6 +200,7 @@ COPIES = structural(
     aten.upsample_nearest1d.vec,
     aten.upsample_nearest2d.vec,
     aten.upsample_nearest3d.vec,
+    functions.spread,
 )
 """An entry may go to several places."""
 

@@ -1,0 +1,136 @@
+"""Values that a forward reads from its inputs, ``if mask.sum() > 1`` or ``ids[mask]``: a graph holds for those it saw.
+
+The model is run once on the caller's inputs, and what it reads is noted. While it is captured it reads the same again;
+each value leaves a mark, so that every later call is asked whether it still has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from varprop.errors import CaptureError
+from varprop.graph.marks import mark
+
+READS = {Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.tolist}
+SIZED = {
+    *(torch.nn.functional.interpolate, torch.nn.functional.pad, torch.zeros, torch.ones, torch.full, torch.arange),
+    *(Tensor.view, Tensor.reshape, Tensor.expand, Tensor.repeat, Tensor.new_zeros, Tensor.new_ones, torch.multinomial),
+}
+UNIQUE = {torch.unique, Tensor.unique}
+REASON = "forward reads a value"
+
+
+class Reading(TorchFunctionMode):
+    """While open, notes every number that is read from a tensor, and every size that depends on entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = _numbers_for(function, self._note, (args, kwargs or {}))
+        if function in READS:
+            return self._note(args[0], function)
+        if function in UNIQUE and len(args) == 1 and _is_plain(kwargs):
+            return self.__torch_function__(Tensor.__getitem__, (), _sorted_and_new(args[0]))
+        for mask in _masks(function, args):
+            self._note(mask.count_nonzero())
+        return _simplified(function)(*args, **kwargs)
+
+    def _note(self, x: Tensor, read: Callable[[Tensor], Any] = Tensor.item) -> Any:
+        self.seen.append(read(x))
+        return self.seen[-1]
+
+
+class Rereading(TorchFunctionMode):
+    """While open, the same numbers and sizes are read again, in the same order."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()
+        self.seen = iter(seen)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = _numbers_for(function, self._number, (args, kwargs or {}))
+        if function in READS:
+            return self._number(args[0])
+        if function in UNIQUE and len(args) == 1 and _is_plain(kwargs):
+            return self.__torch_function__(Tensor.__getitem__, (), _sorted_and_new(args[0]))
+        masks = _masks(function, args)
+        if not masks:
+            return _simplified(function)(*args, **kwargs)
+        places = {id(mask): self._places(mask) for mask in masks}
+        if function is Tensor.__getitem__:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            spread = [places.get(id(item), (item,)) for item in index]
+            return args[0][tuple(part for parts in spread for part in parts)]
+        (found,) = places.values()
+        if function in (torch.masked_select, Tensor.masked_select):
+            return args[0].expand(masks[0].shape)[found]
+        return found if function is torch.where or kwargs.get("as_tuple", False) else torch.stack(found, 1)
+
+    def _number(self, x: Tensor) -> Any:
+        value = self._next()
+        for index, entry in enumerate(torch.tensor(value).flatten().tolist()):
+            mark(x.reshape(-1)[index], f"value:{float(entry)!r}:{REASON}")
+        return value
+
+    def _places(self, mask: Tensor) -> tuple[Tensor, ...]:
+        count = self._next()
+        mark(mask.count_nonzero(), f"value:{count}:{REASON}")
+        return torch.nonzero_static(mask, size=count).unbind(1)
+
+    def _next(self) -> Any:
+        try:
+            return next(self.seen)
+        except StopIteration:
+            raise CaptureError("its forward does not read the same values twice") from None
+
+
+def _numbers_for(function: Any, read: Callable[[Tensor], Any], arguments: Any) -> Any:
+    """Sizes given as tensors become numbers, which torch reads from them without a word."""
+
+    def number(x: Any) -> Any:
+        is_size = isinstance(x, Tensor) and x.ndim == 0 and not x.is_floating_point() and x.dtype != torch.bool
+        return read(x) if is_size else x
+
+    return tree_map(number, arguments) if function in SIZED else arguments
+
+
+def _masks(function: Any, args: Any) -> list[Tensor]:
+    """The tensors whose true entries decide about the size of the result."""
+    if function in (torch.nonzero, Tensor.nonzero) or (function is torch.where and len(args) == 1):
+        return [args[0]]
+    if function in (torch.masked_select, Tensor.masked_select):
+        return [args[1]]
+    if function is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return [item for item in index if isinstance(item, Tensor) and item.dtype == torch.bool]
+    return []
+
+
+def _is_plain(options: dict[str, Any]) -> bool:
+    more = options.get("return_inverse") or options.get("return_counts")
+    return not more and options.get("dim") is None
+
+
+def _sorted_and_new(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries in order, and which of them come for the first time: together, what ``unique`` returns."""
+    ordered = x.flatten().sort().values
+    return ordered, torch.cat([torch.ones_like(ordered[:1], dtype=torch.bool), ordered[1:] != ordered[:-1]])
+
+
+def _simplified(function: Any) -> Callable[..., Any]:
+    return _most_likely if function in (torch.multinomial, Tensor.multinomial) else function
+
+
+def _most_likely(weights: Tensor, count: int, replacement: bool = False, **_: Any) -> Tensor:
+    """In place of draws, which only models draw that do not depend on the outcome: the graph is checked against one."""
+    if replacement:
+        return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count)
+    return weights.topk(count, -1).indices
