@@ -49,8 +49,7 @@ def _refuse_weights(captured: Captured, pinned: list[tuple[fx.Node, str]]) -> No
     for node, text in pinned:
         if node in reached:
             raise CaptureError(
-                f"it cannot be captured: {text.partition(':')[2]} that depends on weights; a graph would hold for these "
-                "inputs alone. "
-                "Propagate a submodule, or rewrite that part; experts of transformers read no values after "
+                f"it cannot be captured: {text.partition(':')[2]} that depends on weights; a graph would hold for "
+                "these inputs alone. Propagate a submodule or rewrite that part; experts of transformers need none with "
                 'model.set_experts_implementation("grouped_mm")'
             )
