@@ -61,7 +61,14 @@ def longformer():
     return transformers.LongformerForSequenceClassification(config), torch.randint(3, 50, (2, 8)), None
 
 
+def bit():
+    """Its convolutions standardise their weights, as a batch of one."""
+    config = transformers.BitConfig(hidden_sizes=[16, 32], depths=[1, 1], embedding_size=16, num_groups=8, num_labels=3)
+    return transformers.BitForImageClassification(config), torch.randn(2, 3, 32, 32), None
+
+
 MAKERS = {
+    "bit": bit,
     "longformer": longformer,
     "mixtral": lambda: experts(transformers.MixtralConfig, transformers.MixtralForCausalLM),
     "gpt-oss": lambda: experts(transformers.GptOssConfig, transformers.GptOssForCausalLM, head_dim=8),

@@ -270,3 +270,26 @@ def test_a_number_read_from_an_input_has_no_least_value():
     x, lengths = torch.randn(2, 3), torch.tensor([3, 1])
     found = vp.propagate(model, posterior_of(model))(x, lengths)
     torch.testing.assert_close(found.mean, model(x, lengths))
+
+
+class Standardised(nn.Linear):
+    """Its weight has mean 0 and variance 1 in each row, by a batch norm of one example."""
+
+    def forward(self, x):
+        weight = F.batch_norm(self.weight[None], None, None, training=True)
+        return F.linear(x, weight[0], self.bias)
+
+
+def test_weights_are_standardised_as_a_batch_of_one():
+    model, x = Standardised(64, 3).eval(), torch.randn(4, 64)
+    posterior = posterior_of(model, 1e-6)
+    found = vp.propagate(model, posterior)(x)
+    torch.testing.assert_close(found.mean, model(x), rtol=1e-2, atol=1e-2)
+    draws = torch.stack(list(vp.MonteCarlo(model, posterior, samples=400).draws(x)))
+    assert (found.var.sqrt() / draws.std(0)).log().abs().max() < 0.2
+
+
+def test_statistics_of_a_batch_are_refused_even_so():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval()
+    with pytest.raises(vp.errors.TrainingModeError, match="batch statistics"):
+        vp.propagate(model, posterior_of(model))(torch.randn(5, 4))

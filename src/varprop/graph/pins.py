@@ -50,6 +50,6 @@ def _refuse_weights(captured: Captured, pinned: list[tuple[fx.Node, str]]) -> No
         if node in reached:
             raise CaptureError(
                 f"it cannot be captured: {text.partition(':')[2]} that depends on weights; a graph would hold for "
-                "these inputs alone. Propagate a submodule or rewrite that part; experts of transformers need none with "
+                "these inputs alone. Propagate a submodule or rewrite that part; transformers' experts need none with "
                 'model.set_experts_implementation("grouped_mm")'
             )
