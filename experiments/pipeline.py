@@ -238,11 +238,7 @@ class _Subject:
     def _lifted(self, rules: RuleSet) -> MomentNet:
         """Methods with the same rules share what is captured."""
         if rules not in self.nets:
-            net = self.nets[rules] = propagate(self.model, self.posterior, rules)
-            if self.test.device != "cpu":  # there it takes long, and calibration does it where it is worth it
-                args, kwargs = _call(self.test.first(2))
-                net.capture(*args, **kwargs)
-                net.fuse()
+            self.nets[rules] = propagate(self.model, self.posterior, rules)
         return self.nets[rules]
 
 

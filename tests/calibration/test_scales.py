@@ -164,38 +164,6 @@ def test_hugging_face_batches():
     assert any(alpha != 1 for alpha in fitted.scales.values())
 
 
-def test_a_rule_that_is_used_enough_is_compiled(monkeypatch):
-    net = small(nn.ReLU)
-    plain = calibrate(net, [(X, Y)])
-    monkeypatch.setattr(scales, "WORTH_COMPILING", 5000)
-    fused = calibrate(net, [(X, Y)])
-    assert all(module.fused for module in fused.pointwise.values())
-    assert not any(module.fused for module in net.pointwise.values())
-    assert fused.scales == pytest.approx(plain.scales, rel=1e-4)
-
-
-def test_rules_compiled_ahead_serve_the_copies():
-    net = small(nn.ReLU)
-    net.capture(X)
-    net.fuse()
-    compiled = [module.compiled for module in net.pointwise.values()]
-    fitted = calibrate(net, [(X, Y)])
-    assert [module.compiled for module in fitted.pointwise.values()] == compiled
-    assert fitted.scales == pytest.approx(calibrate(small(nn.ReLU), [(X, Y)]).scales, rel=1e-4)
-
-
-def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch):
-    net = small()
-    monkeypatch.setattr(scales, "WORTH_COMPILING", 5000)
-
-    def broken(self, like):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(scales.Pointwise, "fuse", broken)
-    with pytest.warns(UserWarning, match="no compiler"):
-        calibrate(net, [(X, Y)])
-
-
 def test_warnings():
     net = small()
     with warnings.catch_warnings(record=True, action="always") as caught:

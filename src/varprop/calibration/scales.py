@@ -6,8 +6,7 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,7 +18,6 @@ from varprop.calibration.stages import Stages, size_of, stages
 from varprop.calibration.temperature import divided
 from varprop.errors import CalibrationError, InputError, PrecisionError
 from varprop.graph.compiler import Plan
-from varprop.graph.pointwise import Pointwise
 from varprop.graph.registry import scale_path
 from varprop.graph.walk import OUTPUT
 from varprop.network.moment_net import MomentNet
@@ -37,7 +35,6 @@ SHARPER = 0.8  # the temperature that is tried, to see whether predictions are u
 CLEARLY = 3.0  # standard errors of its gain that the gain must exceed to be spoken of,
 WORTH_SAYING = 0.01  # and the share of the loss
 STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
-WORTH_COMPILING = 100_000_000  # entries of a pointwise rule; compiling it takes as long as this many not compiled
 _log = logging.getLogger(__name__)
 
 
@@ -74,16 +71,15 @@ def calibrate(
         if not len(scales):
             return new
         fit = _Fit(new, link or Softmax(), tuple(scales), lr, cache)
-        with _tiering_up(new):
-            for epoch in range(epochs):
-                again = read(batches) if epoch else chain([first], stream)  # no batch is asked for twice in an epoch
-                with tqdm(
-                    desc=f"calibrate {epoch + 1}/{epochs}",
-                    unit=" examples",
-                    disable=None if progress else True,
-                    leave=False,
-                ) as bar:
-                    fit.epoch(again, batch_size, micro_batch or batch_size, bar)
+        for epoch in range(epochs):
+            again = read(batches) if epoch else chain([first], stream)  # no batch is asked for twice in an epoch
+            with tqdm(
+                desc=f"calibrate {epoch + 1}/{epochs}",
+                unit=" examples",
+                disable=None if progress else True,
+                leave=False,
+            ) as bar:
+                fit.epoch(again, batch_size, micro_batch or batch_size, bar)
         return fit.finish()
 
 
@@ -242,29 +238,3 @@ def _check(net: MomentNet, epochs: int, lr: float, batch_size: int, micro_batch:
         raise CalibrationError(f"{', '.join(f'{n}={v}' for n, v in wrong.items())}: it must be positive")
     if not any(bool((var > 0).any()) for _, var in net.var):
         raise CalibrationError("all variances of this network are 0: there is nothing to scale")
-
-
-@contextmanager
-def _tiering_up(net: MomentNet) -> Iterator[None]:
-    """Compile a pointwise rule once it has worked on as many entries as make compiling worth it."""
-    handles = [module.register_forward_hook(_counter()) for module in net.pointwise.values()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _counter() -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
-    seen = 0
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], _: Any) -> None:
-        nonlocal seen
-        before, seen = seen, seen + inputs[0].numel()
-        if before <= WORTH_COMPILING < seen and isinstance(module, Pointwise) and not module.fused:
-            try:
-                module.fuse(inputs[0])
-            except Exception as error:  # noqa: BLE001 (no compiler, or one that fails: slower, but not wrong)
-                warnings.warn(f"a rule could not be compiled, calibration goes on without: {error}", stacklevel=2)
-
-    return count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,9 @@ from varprop.graph.fold import fold
 from varprop.graph.lift import Lifted, lift, require_rules
 from varprop.graph.registry import Registries
 from varprop.graph.regroup import regroup
+from varprop.graph.runner import Runner
 from varprop.graph.signature import Call, Signature, Size, free_sizes
+from varprop.graph.tidy import tidy
 from varprop.graph.walk import Applied
 from varprop.rules import RuleSet
 
@@ -45,6 +48,11 @@ class Plan:
     module: fx.GraphModule
     checked: set[Any] = field(default_factory=set)  # the sizes for which it was seen to be the model
 
+    @functools.cached_property
+    def run(self) -> Runner:
+        """The module, but faster where it is not compiled."""
+        return Runner(self.module)
+
     def has_checked(self, call: Call) -> bool:
         return call.sizes in self.checked
 
@@ -66,6 +74,7 @@ def compile_call(
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
     refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once
+    tidy(lifted.graph)  # no copies, and sums of products in one place
     module = assemble(lifted.graph, tensors)  # a plain module, which shares the network's tensors
     tensors.add_scales(lifted.scales)
     return Plan(call.outline(), lifted.signature, captured, lifted.applied, module)

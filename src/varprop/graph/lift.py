@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_map
 
 from varprop.errors import UnsupportedOpError
 from varprop.graph.captured import Captured, drop_dead_code, module_class, module_path, sizes_of, source_line, spell
-from varprop.graph.pointwise import Bodies
+from varprop.graph.placement import Placement
 from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
 from varprop.graph.steps import SYMBOLIC, Steps, sizes_stay_free, tracing_mode
 from varprop.graph.walk import OUTPUT, Applied, Walk, first_node, has_moments
+from varprop.kernels.launch import runs_on
 from varprop.moments import Moments, is_random
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 
@@ -64,9 +65,12 @@ class _Writing:
 
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
         self.captured, self.tensors, self.graph = captured, tensors, fx.Graph()
-        self.walk, self.bodies = Walk(captured, rules, tensors), Bodies(tensors.pointwise)
+        self.walk, self.placement = (
+            Walk(captured, rules, tensors),
+            Placement(tensors.pointwise, runs_on(tensors.device)),
+        )
         for node in self.walk.scale_names:
-            self.bodies.prepare(node, rules[node.target], tensors.device)  # type: ignore[index]
+            self.placement.prepare(node, rules[node.target])  # type: ignore[index]
         self.steps = Steps(self.graph, tracing_mode(captured.graph), tensors.constant)
         self.applied: list[Applied] = []
 
@@ -110,14 +114,18 @@ class _Writing:
         return self._apply(node, inputs)[1]
 
     def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
+        rule = self.walk.rules.get(node.target)  # type: ignore[arg-type]
         first: Any = node.args[first_node(node)] if node in self.walk.scale_names else None
         x: Any = inputs.get(first)
+        scale = self._scale(self.walk.scale_names[node]) if is_random(x) else None
+        args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
+        if rule is not None and (kernel := self.placement.kernel(node, rule, args, kwargs, scale)):
+            kind, target, tensors = kernel
+            call = self.graph.create_node(kind, target, tensors)
+            parts = [self._like(self.graph.call_function(operator.getitem, (call, i)), node) for i in range(2)]
+            return rule, Moments(*parts)
         if is_random(x):
-            inputs[first] = scaled = self._scaled(x, self.walk.scale_names[node])
-            if node in self.bodies.names:
-                call = self.graph.call_module(f"pointwise.{self.bodies.names[node]}", tuple(scaled))
-                parts = [self._like(self.graph.call_function(operator.getitem, (call, i)), x[i]) for i in range(2)]
-                return self.walk.rules[node.target], Moments(*parts)  # type: ignore[index]
+            inputs[first] = self._scaled(x, self.walk.scale_names[node])
 
         def apply(*values: Any) -> tuple[Rule | None, Any]:
             args, kwargs = fx.map_arg((node.args, node.kwargs), dict(zip(inputs, values, strict=True)).__getitem__)
@@ -128,8 +136,11 @@ class _Writing:
             f"{id(node.target)}{spell((node.args, node.kwargs), names, _text)}", apply, *inputs.values()
         )
 
+    def _scale(self, name: str) -> fx.Node:
+        return self.graph.get_attr(f"scale.{scale_path(name)}")
+
     def _scaled(self, x: Moments, name: str) -> Moments:
-        scale = self.graph.get_attr(f"scale.{scale_path(name)}")
+        scale = self._scale(name)
         factor = self.graph.call_function(aten.exp.default, (scale,))
         return Moments(x.mean, self._like(self.graph.call_function(aten.mul.Tensor, (x.var, factor)), x.var))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +87,8 @@ class Registries(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        tensors = chain(self.parameters(), self.buffers())  # as far as the first: there are hundreds
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:

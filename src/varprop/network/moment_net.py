@@ -25,7 +25,6 @@ from varprop.errors import (
 )
 from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call
 from varprop.graph.export import Output, refuse_training, require_model
-from varprop.graph.pointwise import Pointwise
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call
 from varprop.graph.walk import Walk
@@ -80,7 +79,7 @@ class MomentNet(Registries):
 
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
         plan, leaves = self.plan(args, kwargs)
-        result = plan.module(*leaves)
+        result = plan.module(*leaves) if torch.compiler.is_compiling() else plan.run(*leaves)
         return Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
@@ -150,16 +149,6 @@ class MomentNet(Registries):
         for call in calls:
             zeros = [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]
             self._add(plan_call(self.lifting, Call(call.structure, zeros)))
-
-    def fuse(self) -> None:
-        """Compile each pointwise rule by itself, for all calls captured so far and for copies of this network.
-
-        It takes seconds, where ``torch.compile`` of the whole network takes minutes, and gives most of its speed in
-        calibration, which does the same by itself once it is worth it. Raises what ``torch.compile`` raises.
-        """
-        for module in self.pointwise.values():
-            if isinstance(module, Pointwise) and not module.fused:
-                module.fuse(torch.empty(0, dtype=self.dtype, device=self.device))
 
     # --- looking inside ------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from varprop.errors import InputError, OutputError
-from varprop.graph.pointwise import chunked
+from varprop.kernels.pointwise import moments_of
 from varprop.moments import Moments
 from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
@@ -255,7 +255,7 @@ def at_least_two(logits: _Logits) -> _Logits:
 
 
 def _mean_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
-    return chunked(lambda *x: sigmoid(Moments(*x)), mean, var)[0]
+    return moments_of(sigmoid, Moments(mean, var)).mean
 
 
 def _log_mean_sigmoid(mean: Tensor, var: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder
-from varprop.rules.normal import at_least, expm1, floored, pdf
+from varprop.rules.normal import at_least, distance, expm1, floored, tail
 from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten
@@ -33,7 +34,8 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
     var = v (E f')² + v² ∫₀¹ (1 − r) E[f''(X) f''(X_r)] dr, X_r correlated by r with X
         = v (Φ(h) + (h/D²) φ(h))² + (v/2π) ((1−U)/(1+U)) ∫₀¹ (1−t) (u+U) e^(−gh²) [A² + 2B(B + 2gh²)/D⁴] dt
     where U² = 1/(1+2v), u = 1 − (1−U)t, u² = (1−ρ)/(1+ρ) for ρ = rv/D², g = (1+u²)/2, B = (1/u²−1)/2 and
-    A = 1/g + (B + 1 − gh²)/D².
+    A = 1/g + (B + 1 − gh²)/D². For v < 0.2 the same as a series in ρ = v/D², by Hermite polynomials of h:
+    var = v (E f')² + v φ(h)² Σ ρ^(k−1)/k! (He_(k−2) − He_k/D²)², k = 2 … 8
     Computed to within 2e-4 of the variance (relative), of the tanh form within 5e-4.
     """
     if approximate == "tanh":
@@ -44,9 +46,32 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
     shrink = 1 / (1 + var)
     root = shrink.sqrt()
     h = (mean * root).clamp(-60, 60)  # beyond, e^(−h²/2) is 0 in any dtype, and h² may overflow
-    cdf, density = 0.5 + 0.5 * torch.erf(h * math.sqrt(0.5)), pdf(h)
+    outside, density = tail(distance(h))
+    cdf = torch.where(h > 0, 1 - outside, outside)  # accurate relative to itself, and without another exponential
+    slope = cdf + h * shrink * density
+    bent = torch.where(var < NARROW, density.square() * _series(h, var * shrink, shrink), _integral(h, var, shrink))
+    return Moments(mean * cdf + var * root * density, var * (slope.square() + bent))
+
+
+NARROW = 0.2  # the series leaves 1.2e-5 of the variance there
+
+
+def _series(h: Tensor, rho: Tensor, shrink: Tensor) -> Tensor:
+    """Σ ρ^(k−1)/k! (He_(k−2) − He_k/D²)², of which every term is ≥ 0; no exponential, no division."""
+    lower, current, power = h, h.square() - 1, rho
+    total = 0.5 * power * (1 - shrink * current).square()
+    older = torch.ones_like(h)
+    for k in range(3, 9):
+        older, lower, current = lower, current, h * current - (k - 1) * lower
+        power = power * rho
+        total = total + (1 / math.factorial(k)) * power * (older - shrink * current).square()
+    return total
+
+
+def _integral(h: Tensor, var: Tensor, shrink: Tensor) -> Tensor:
+    """The second term of the variance over v, for any v, by quadrature."""
     end = torch.rsqrt(1 + 2 * var)
-    curvature = torch.zeros_like(mean)
+    curvature = torch.zeros_like(h)
     for t, weight in GELU_RULE:
         u = (1 - t) + t * end
         g = 0.5 + 0.5 * u.square()
@@ -55,10 +80,8 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
         inner = 1 / g + shrink * (bend + 1 - exponent)
         outer = shrink.square() * bend * (bend + 2 * exponent)
         curvature = curvature + weight * (u + end) * torch.exp(-exponent) * (inner.square() + 2 * outer)
-    slope = cdf + h * shrink * density
     # (1 − U)/(1 + U) without cancellation
-    ratio = 2 * var * (end / (1 + end)).square()
-    return Moments(mean * cdf + var * root * density, var * (slope.square() + ratio * curvature / (2 * math.pi)))
+    return 2 * var * (end / (1 + end)).square() * curvature / (2 * math.pi)
 
 
 SLOPE = math.sqrt(8 / math.pi)

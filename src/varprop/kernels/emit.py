@@ -1,0 +1,221 @@
+"""A graph of pointwise ops written as one Triton kernel.
+
+Rules are the only place where formulas stand; what is emitted is what was traced of them, forward or backward. Where
+a rule changes its formula with the width of the Gaussian (``where(v < limit, narrow, wide)``), a block whose entries
+are all narrow runs the narrow formula alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import math
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+BLOCK = 1024
+
+
+def _clamp(x: str, low: Any = None, high: Any = None) -> str:
+    x = x if low is None else f"tl.maximum({x}, {low})"
+    return x if high is None else f"tl.minimum({x}, {high})"
+
+
+def _power(x: str, exponent: Any) -> str:
+    if exponent not in (1, 2, 3, 4):
+        raise KeyError(exponent)
+    return " * ".join([x] * int(exponent))
+
+
+def _softplus(x: str, beta: Any = 1.0, threshold: Any = 20.0) -> str:
+    inner = f"tl.exp(tl.minimum({x} * {beta}, {threshold}))"
+    return f"tl.where({x} * {beta} > {threshold}, {x}, {_log1p(inner)} / {beta})"
+
+
+def _log1p(x: str) -> str:
+    """Log(u) with u = 1 + x, and what rounding took from u."""
+    return f"(tl.log(1.0 + {x}) + ({x} - ((1.0 + {x}) - 1.0)) / (1.0 + {x}))"
+
+
+def _tanh(x: str) -> str:
+    """σ loses small x, of which three terms of the series leave 1e-8."""
+    series = f"{x} * (1.0 - {x} * {x} * (1.0 / 3.0 - {x} * {x} * (2.0 / 15.0)))"
+    return f"tl.where(tl.abs({x}) < 0.08, {series}, 2.0 * tl.sigmoid(2.0 * {x}) - 1.0)"
+
+
+def _infix(sign: str) -> Callable[..., str]:
+    def write(x: str, y: str, alpha: Any = 1) -> str:
+        return f"{x} {sign} {y}" if alpha == 1 else f"{x} {sign} {alpha} * {y}"
+
+    return write
+
+
+WRITE: dict[Any, Callable[..., str]] = {
+    aten._to_copy.default: lambda x: f"{x}.to(tl.float32)",  # of a truth value
+    aten.abs.default: lambda x: f"tl.abs({x})",
+    aten.add.Scalar: _infix("+"),
+    aten.add.Tensor: _infix("+"),
+    aten.bitwise_and.Tensor: _infix("&"),
+    aten.clamp.default: _clamp,
+    aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
+    aten.clamp_min.default: _clamp,
+    aten.div.Tensor: _infix("/"),
+    aten.eq.Tensor: _infix("=="),
+    aten.erf.default: lambda x: f"tl.erf({x})",
+    aten.exp.default: lambda x: f"tl.exp({x})",
+    aten.full_like.default: lambda _, value: f"tl.full(x0.shape, {value}, tl.float32)",
+    aten.ge.Scalar: _infix(">="),
+    aten.gt.Scalar: _infix(">"),
+    aten.le.Scalar: _infix("<="),
+    aten.log.default: lambda x: f"tl.log({x})",
+    aten.log1p.default: _log1p,
+    aten.logical_and.default: _infix("&"),
+    aten.logical_and_.default: _infix("&"),
+    aten.lt.Scalar: _infix("<"),
+    aten.mul.Scalar: _infix("*"),
+    aten.mul.Tensor: _infix("*"),
+    aten.neg.default: lambda x: f"-{x}",
+    aten.ones_like.default: lambda _: "tl.full(x0.shape, 1.0, tl.float32)",
+    aten.pow.Tensor_Scalar: _power,
+    aten.reciprocal.default: lambda x: f"1.0 / {x}",
+    aten.relu.default: lambda x: f"tl.maximum({x}, 0.0)",
+    aten.rsqrt.default: lambda x: f"tl.rsqrt({x})",
+    aten.rsub.Scalar: lambda x, y, alpha=1: f"{y} - {x}" if alpha == 1 else f"{y} - {alpha} * {x}",
+    aten.scalar_tensor.default: lambda value: f"{float(value)}",
+    aten.sigmoid.default: lambda x: f"tl.sigmoid({x})",
+    aten.sigmoid_backward.default: lambda g, y: f"{g} * (1.0 - {y}) * {y}",
+    aten.softplus.default: _softplus,
+    aten.softplus_backward.default: lambda g, x, beta, bound: (
+        f"tl.where({x} * {beta} > {bound}, {g}, {g} * tl.sigmoid({x} * {beta}))"
+    ),
+    aten.sqrt.default: lambda x: f"tl.sqrt({x})",
+    aten.sub.Scalar: _infix("-"),
+    aten.sub.Tensor: _infix("-"),
+    aten.tanh.default: _tanh,
+    aten.tanh_backward.default: lambda g, y: f"{g} * (1.0 - {y} * {y})",
+    aten.threshold_backward.default: lambda g, x, bound: f"tl.where({x} <= {bound}, 0.0, {g})",
+    aten.where.self: lambda condition, x, y: f"tl.where({condition}, {x}, {y})",
+    aten.zeros_like.default: lambda _: "tl.full(x0.shape, 0.0, tl.float32)",
+}
+SAME = {aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default}
+
+
+def conditions(body: fx.GraphModule) -> list[fx.Node]:
+    """Where the graph asks whether an entry is narrow."""
+    return [
+        node
+        for node in body.graph.find_nodes(op="call_function", target=aten.lt.Scalar)
+        if all(user.target is aten.where.self and user.args[0] is node for user in node.users)
+    ]
+
+
+def asked(body: fx.GraphModule) -> fx.GraphModule | None:
+    """The conditions as a graph of its own; None if there are none."""
+    found = conditions(body)
+    return _copied(body, lambda copies: tuple(copies[node] for node in found)) if found else None
+
+
+def narrowed(body: fx.GraphModule) -> fx.GraphModule:
+    """What is left of the graph where every condition holds."""
+
+    def results(copies: dict[fx.Node, fx.Node]) -> Any:
+        for node in conditions(body):
+            for user in node.users:
+                copies[user].replace_all_uses_with(copies[user].args[1])  # type: ignore[arg-type]
+                copies[user] = copies[user].args[1]  # type: ignore[assignment]
+        return fx.map_arg(body.graph.output_node().args[0], copies.__getitem__)
+
+    return _copied(body, results)
+
+
+def _copied(body: fx.GraphModule, results: Callable[[dict[fx.Node, fx.Node]], Any]) -> fx.GraphModule:
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.graph_copy(body.graph, copies)
+    graph.output(results(copies))
+    graph.eliminate_dead_code()
+    return fx.GraphModule(body, graph)
+
+
+def write(body: fx.GraphModule, arguments: Iterable[str], prefix: str) -> tuple[list[str], list[str]]:
+    """The statements of a graph, in float32, and the names of its results. KeyError for an op that is not known."""
+    names: dict[fx.Node, str] = {}
+    lines: list[str] = []
+    given = iter(arguments)
+    for node in body.graph.nodes:
+        if node.op == "placeholder":
+            names[node] = next(given)
+        elif node.op == "output":
+            return lines, [names[result] for result in node.args[0]]
+        elif node.target in SAME or _is_cast(node):
+            names[node] = names[node.args[0]]
+        else:
+            alpha = {key: value for key, value in node.kwargs.items() if key == "alpha"}
+            args = fx.map_arg(node.args, names.__getitem__)
+            names[node] = f"{prefix}{len(lines)}"
+            lines.append(f"{names[node]} = {WRITE[node.target](*map(_literal, args), **alpha)}")
+    raise KeyError("output")
+
+
+def _is_cast(node: fx.Node) -> bool:
+    if node.target is not aten._to_copy.default:
+        return False
+    if node.kwargs.get("dtype") is not torch.float32 or set(node.kwargs) > {"dtype"}:
+        raise KeyError(node.kwargs)  # a rule that needs float64 stays with its reference
+    return bool(node.args[0].meta["val"].is_floating_point())  # type: ignore[union-attr]
+
+
+def _literal(value: Any) -> Any:
+    return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else value
+
+
+def emit(body: fx.GraphModule) -> str:
+    """The source of ``kernel``: pointers to the inputs, to log α, which scales the second, and two results; a size."""
+    inputs = [node.name for node in body.graph.find_nodes(op="placeholder")]
+    values = [f"x{k}" for k in range(len(inputs))]
+    loads = [f"{x} = tl.load({x}_ptr + at, mask=inside, other=0.0).to(tl.float32)" for x in values]
+    lines, results = write(body, values, "w")
+    stores = [f"y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(results)]
+    if test := asked(body):
+        questions, answers = write(test, values, "c")
+        short, narrow = write(narrowed(body), values, "n")
+        lines = [
+            *questions,
+            f"narrow = {' & '.join(answers)}",
+            "if tl.min(narrow.to(tl.int32), 0) == 1:",
+            *(f"    {line}" for line in short),
+            *(f"    y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(narrow)),
+            "else:",
+            *(f"    {line}" for line in (*lines, *stores)),
+        ]
+    else:
+        lines += stores
+    steps = [
+        "at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
+        "inside = at < size",
+        *loads,
+        "alpha = tl.exp(tl.load(alpha_ptr).to(tl.float32))",
+        "x1 = x1 * alpha",
+        *lines,
+        *(f"tl.store(y{k}_ptr + at, y{k}.to(y{k}_ptr.dtype.element_ty), mask=inside)" for k in range(2)),
+    ]
+    pointers = ", ".join([*(f"{x}_ptr" for x in values), "alpha_ptr", "y0_ptr", "y1_ptr"])
+    head = f"@triton.jit\ndef kernel({pointers}, size, BLOCK: tl.constexpr):\n"
+    return head + textwrap.indent("\n".join(steps), "    ") + "\n"
+
+
+def build(source: str) -> Any:
+    """The kernel of a source that ``emit`` wrote. Triton reads it through ``linecache``, as of any function."""
+    import triton
+    import triton.language as tl
+
+    name = f"<varprop kernel {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope: dict[str, Any] = {"triton": triton, "tl": tl, "__name__": "varprop.kernels.emitted"}
+    exec(compile(source, name, "exec"), scope)  # noqa: S102 (written above, from ops of the table and numbers)
+    return scope["kernel"]

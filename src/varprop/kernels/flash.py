@@ -1,0 +1,115 @@
+"""Attention in one pass over keys and values: both moments, and nothing of size L × L in memory."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.kernels.launch import attempt, on, usable
+from varprop.kernels.recompute import direct, recomputed
+from varprop.moments import Moments
+from varprop.rules.attention import attention as rule
+
+LARGEST_HEAD = 256
+
+
+def reference(
+    query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The rule itself; queries may share the heads of keys and values."""
+    shared = query.shape[-3] != key.shape[-3] if query.ndim > 2 else False
+    value = Moments(mean, var)
+    return tuple(rule(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=shared))
+
+
+@torch.library.custom_op("varprop::attention", mutates_args=())
+def attention(
+    query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """A μ_V and (A ⊙ A) Σ_V, A = softmax(QKᵀ scale + mask); a row in which all is masked gives 0."""
+    return _compute(query, key, mean, var, mask, is_causal, scale)
+
+
+def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
+    if _fits(*arguments) and (results := attempt("attention", lambda: _launch(*arguments))):
+        return results
+    return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 4 else x for x in reference(*arguments))  # type: ignore[return-value]
+
+
+@attention.register_fake
+def _(query: Tensor, key: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _results(query, mean)
+
+
+recomputed(attention, reference)
+
+
+def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The op, or its reference where that must stand."""
+    if torch.compiler.is_exporting():
+        return reference(*arguments)  # what is exported runs without this package
+    return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.attention(*arguments)
+
+
+def _results(query: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads beside each other, as the layer that follows takes them without a copy."""
+    if query.ndim != 4:
+        shape = (*query.shape[:-1], mean.shape[-1])
+        return query.new_empty(shape), query.new_empty(shape)
+    batch, heads, length, _ = query.shape
+    shape = (batch, length, heads, mean.shape[-1])
+    return query.new_empty(shape).transpose(1, 2), query.new_empty(shape).transpose(1, 2)
+
+
+def _fits(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, *_: Any) -> bool:
+    tensors = query, key, mean, var
+    return (
+        usable(*tensors)
+        and all(x.ndim == 4 and x.dtype == query.dtype and x.numel() for x in tensors)
+        and query.shape[0] == key.shape[0] == mean.shape[0] == var.shape[0]
+        and query.shape[1] % key.shape[1] == 0
+        and key.shape[1] == mean.shape[1]
+        and mean.shape == var.shape
+        and max(query.shape[-1], mean.shape[-1]) <= LARGEST_HEAD
+        and (mask is None or mask.ndim <= 4)
+    )
+
+
+def _launch(
+    query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    from varprop.kernels.tiles import attention_kernel
+
+    batch, heads, length, size = query.shape
+    results = _results(query, mean)
+    widest = max(size, mean.shape[-1])
+    rows, columns, warps = _tile(widest, query.dtype)
+    if mask is not None:
+        mask = mask.expand(batch, heads, length, key.shape[2])
+        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+    strides = [stride for x in (query, key, mean, var, *results) for stride in x.stride()]
+    with on(query.device):
+        attention_kernel[(-(-length // rows), batch * heads)](
+            query, key, mean, var, query if mask is None else mask, *results, *strides,
+            *(mask.stride() if mask is not None else (0, 0, 0, 0)),
+            scale, heads, heads // key.shape[1], length, key.shape[2], size, mean.shape[-1],
+            WIDTH=max(16, _power_of_two(size)), VALUES=max(16, _power_of_two(mean.shape[-1])),
+            MASK=0 if mask is None else 1 if not mask.is_floating_point() else 2, CAUSAL=is_causal,
+            EXACT=query.dtype == torch.float32, ROWS=rows, COLUMNS=columns, num_warps=warps,
+        )  # fmt: skip
+    return results
+
+
+@functools.cache
+def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Queries and keys at a time, and warps."""
+    if dtype == torch.float32:
+        return (64, 32, 4) if width <= 64 else (32, 32, 4) if width <= 128 else (16, 16, 4)
+    return (128, 32, 4) if width <= 64 else (64, 32, 4) if width <= 128 else (32, 32, 4)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,112 @@
+"""Whether Triton runs here, and launching what it compiles; anything else is left to the reference, and said once."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.kernels.emit import BLOCK, build
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ACCELERATORS = ("cuda", "xpu")
+OLDEST = (7, 5)  # CUDA's compute capability that Triton still compiles for
+
+logger = logging.getLogger("varprop")
+
+
+@functools.cache
+def runs_on(device: torch.device) -> bool:
+    """Is there Triton, and a device it compiles for?"""
+    if device.type not in ACCELERATORS or importlib.util.find_spec("triton") is None:
+        if device.type in ACCELERATORS:
+            say("Triton is not installed: activations, norms and attention run op by op, several times slower")
+        return False
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
+        say(f"{torch.cuda.get_device_name(device)} is too old for Triton: rules run op by op, several times slower")
+        return False
+    return True
+
+
+@functools.cache
+def say(text: str) -> None:
+    """Once in a process."""
+    logger.warning(text)
+
+
+class Launcher:
+    """A pointwise kernel, compiled when it is first asked for; None where the reference must do."""
+
+    def __init__(self, source: Callable[[], str]) -> None:
+        self._source, self._lock = source, threading.Lock()
+        self._kernel: Any = None
+        self._fails = False
+
+    def __call__(self, inputs: tuple[Tensor, ...], log_alpha: Tensor) -> tuple[Tensor, Tensor] | None:
+        first = inputs[0]
+        if self._fails or not first.numel() or not usable(*inputs):
+            return None
+        results = torch.empty_like(first), torch.empty_like(inputs[1])
+
+        def launch() -> tuple[Tensor, Tensor]:
+            grid = (-(-first.numel() // BLOCK),)
+            with on(first.device):
+                self.kernel[grid](*aligned(*inputs), log_alpha, *results, first.numel(), BLOCK=BLOCK)
+            return results
+
+        done = attempt("a pointwise rule", launch)
+        self._fails = done is None
+        return done
+
+    @property
+    def kernel(self) -> Any:
+        with self._lock:
+            if self._kernel is None:
+                self._kernel = build(self._source())
+        return self._kernel
+
+
+def attempt(name: str, launch: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+    """The results of a kernel; None, and said once, where Triton cannot compile or launch it."""
+    try:
+        return launch()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 (a compiler that fails: slower, but not wrong)
+        say(f"{name} has no Triton kernel here and runs op by op, several times slower: {error!r}"[:300])
+        return None
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Can a Triton kernel take these?"""
+    return runs_on(tensors[0].device) and all(x.dtype in DTYPES for x in tensors)
+
+
+def on(device: torch.device) -> Any:
+    """Triton launches on the current device."""
+    return torch.accelerator.device_index(device.index)
+
+
+def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one shape that lie in memory alike and without gaps, as the first does if that is possible."""
+    first = tensors[0]
+    layout = next(
+        (each for each in _layouts(first) if first.is_contiguous(memory_format=each)), torch.contiguous_format
+    )
+    return tuple(x.contiguous(memory_format=layout) for x in tensors)
+
+
+def _layouts(x: Tensor) -> list[torch.memory_format]:
+    more = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
+    return [torch.contiguous_format, *more.get(x.ndim, [])]
+
+
+def flat(x: Tensor) -> Tensor:
+    """The entries in the order of memory, of a tensor without gaps."""
+    return x.as_strided((x.numel(),), (1,), x.storage_offset())

@@ -1,0 +1,232 @@
+"""Pointwise rules as one op, ``varprop::pointwise``: mean, variance and log α in, mean and variance out.
+
+The moments of an activation are a hundred elementary ops. Traced once, on a tiny tensor, they serve all layers: as a
+Triton kernel on a GPU, chunk by chunk on a CPU, written out where ``torch.export`` saves or ``torch.compile`` fuses them
+on a CPU. In a backward pass they are computed again: what autograd keeps of them is their inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from varprop.errors import RuleError
+from varprop.kernels import emit
+from varprop.kernels.launch import Launcher, aligned, flat, logger, say
+from varprop.kernels.recompute import direct
+from varprop.moments import Moments
+
+aten = torch.ops.aten
+
+SHAPE_FREE = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.full_like.default,
+    aten.ones_like.default,
+    aten.scalar_tensor.default,
+    aten.to.dtype,
+    aten.zeros_like.default,
+}
+CHUNK = 1 << 16  # entries: a dozen work tensors of this size fit a core's cache
+ACCELERATOR_CHUNK = 1 << 22  # there it only bounds memory: a hundred work tensors, kept for the derivative
+WORTH_COMPILING = 100_000_000  # entries of a rule; compiling it takes as long as this many not compiled
+
+Function = Callable[..., Any]
+
+
+class Traced:
+    """A graph of pointwise ops with two results: as a kernel, compiled, or chunk by chunk."""
+
+    def __init__(self, graph: fx.GraphModule, single: fx.GraphModule) -> None:
+        self.graph, self.asked = graph, emit.asked(graph)
+        self.narrow = emit.narrowed(graph) if self.asked else graph
+        self.kernel, self.tier = Launcher(lambda: emit.emit(single)), Tier(graph)
+
+    def __call__(self, mean: Tensor, var: Tensor, log_alpha: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+        if results := self.kernel((mean, var, *more), log_alpha):
+            return results
+        tensors = mean, var * log_alpha.exp(), *more
+        if compiled := self.tier.compiled(mean):
+            return in_chunks(compiled, max(1, mean.numel()), *tensors)
+        return in_chunks(self._by_width, CHUNK if mean.is_cpu else ACCELERATOR_CHUNK, *tensors)
+
+    def _by_width(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """The narrow formula where a chunk is narrow throughout; to ask a GPU would be to wait for it."""
+        narrow = self.asked and tensors[0].is_cpu and all(bool(answer.all()) for answer in self.asked(*tensors))
+        return self.narrow(*tensors) if narrow else self.graph(*tensors)
+
+
+class Body:
+    """A traced rule and its derivative."""
+
+    def __init__(self, graph: fx.GraphModule, single: fx.GraphModule) -> None:
+        self.key = hashlib.sha256(graph.code.encode()).hexdigest()[:16]
+        self.forward, self._single = Traced(graph, single), single
+
+    @functools.cached_property
+    def backward(self) -> Traced:
+        """Traced in a thread of its own, because inside an op there is no autograd."""
+        with ThreadPoolExecutor(1) as aside:
+            return Traced(*aside.map(_differentiated, (self.forward.graph, self._single)))
+
+
+class Tier:
+    """A rule on a CPU, compiled once it has worked on as many entries as make it worth it; torch keeps it on disk."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._graph, self._seen, self._fails = graph, 0, False
+        self._compiled: Function | None = None
+        self._lock = threading.Lock()
+
+    def compiled(self, x: Tensor) -> Function | None:
+        if not x.is_cpu or self._fails:
+            return None
+        self._seen += x.numel()
+        if self._seen <= WORTH_COMPILING or not x.numel():
+            return None
+        with self._lock:
+            if self._compiled is None:
+                self._compile(x)
+        return self._compiled
+
+    def _compile(self, like: Tensor) -> None:
+        logger.info("compiling a rule that has worked on %d entries, for all that follow", self._seen)
+        try:
+            compiled = torch.compile(self._graph, dynamic=True)
+            inputs = self._graph.graph.find_nodes(op="placeholder")
+            compiled(*(torch.full((4096,), 0.5, dtype=like.dtype) for _ in inputs))
+            self._compiled = compiled
+        except Exception as error:  # noqa: BLE001 (no compiler, or one that fails: slower, but not wrong)
+            self._fails = True
+            say(f"a rule could not be compiled and goes on as it is, slower: {error!r}"[:300])
+
+
+BODIES: dict[str, Body] = {}
+"""Every rule that was traced, under a name that is its content: the op knows it by that name."""
+
+
+def _differentiated(graph: fx.GraphModule) -> fx.GraphModule:
+    """The gradients of the inputs, given those of the results."""
+
+    def pull_back(mean: Tensor, var: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
+        inputs = [x.detach().requires_grad_() for x in (mean, var)]
+        with torch.enable_grad():
+            outputs = graph(*inputs)
+        return torch.autograd.grad(outputs, inputs, gradients, allow_unused=True, materialize_grads=True)
+
+    placeholder = graph.graph.find_nodes(op="placeholder")[0]
+    example = torch.full((2, 3), 0.5, dtype=placeholder.meta["val"].dtype)
+    return make_fx(pull_back)(*(example.clone() for _ in range(4)))
+
+
+# --- the op ----------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("varprop::pointwise", mutates_args=())
+def pointwise(mean: Tensor, var: Tensor, log_alpha: Tensor, key: str) -> tuple[Tensor, Tensor]:
+    """The moments of a pointwise function of x ~ N(mean, α var); ``key`` names the traced rule."""
+    return BODIES[key].forward(mean, var, log_alpha)
+
+
+@torch.library.custom_op("varprop::pointwise_backward", mutates_args=())
+def pointwise_backward(
+    mean: Tensor, var: Tensor, log_alpha: Tensor, mean_gradient: Tensor, var_gradient: Tensor, key: str
+) -> tuple[Tensor, Tensor]:
+    """The gradients of mean and of α var."""
+    return BODIES[key].backward(mean, var, log_alpha, mean_gradient, var_gradient)
+
+
+@pointwise.register_fake
+def _(mean: Tensor, var: Tensor, log_alpha: Tensor, key: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(mean), torch.empty_like(var)
+
+
+@pointwise_backward.register_fake
+def _(mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(mean), torch.empty_like(var)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.key = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    mean, var, log_alpha = ctx.saved_tensors
+    mean_gradient, scaled = torch.ops.varprop.pointwise_backward(mean, var, log_alpha, *gradients, ctx.key)
+    var_gradient = scaled * log_alpha.exp()
+    return mean_gradient, var_gradient, (var_gradient * var).sum() if ctx.needs_input_grad[2] else None, None
+
+
+pointwise.register_autograd(_backward, setup_context=_keep)
+
+
+def in_chunks(function: Function, size: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results of a pointwise function of tensors of one shape: a chunk stays in the cache through all its ops."""
+    results = torch.empty_like(tensors[0]), torch.empty_like(tensors[1])
+    for chunk in zip(*(flat(x).split(size) for x in (*aligned(*tensors), *results)), strict=True):
+        for out, value in zip(chunk[-2:], function(*chunk[:-2]), strict=True):
+            out.copy_(value)
+    return results
+
+
+# --- rules as modules ------------------------------------------------------------------------------------
+
+
+class Pointwise(nn.Module):
+    """A rule that acts on each entry alone, shared by all layers of a network."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.body, self.graph = body, body.forward.graph
+
+    def forward(self, mean: Tensor, var: Tensor, log_alpha: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_exporting() or (torch.compiler.is_compiling() and mean.device.type == "cpu"):
+            return self.graph(mean, var * log_alpha.exp())
+        if mean.shape != var.shape:
+            mean, var = torch.broadcast_tensors(mean, var)
+        inputs = *aligned(mean, var), log_alpha
+        return self.body.forward(*inputs) if direct(*inputs) else torch.ops.varprop.pointwise(*inputs, self.body.key)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pointwise:
+        return Pointwise(self.body)  # it holds no tensors
+
+
+def trace(rule: Callable[[Moments], Any], dtype: torch.dtype) -> Pointwise | None:
+    """A function of moments as a module; None unless every op of it is pointwise, so that it holds for any shape."""
+    graphs = [_trace(rule, torch.full((2, 3), 0.5, dtype=some)) for some in (dtype, torch.float32)]
+    if graphs[0] is None or graphs[1] is None:
+        return None
+    body = Body(*graphs)  # type: ignore[arg-type]
+    return Pointwise(BODIES.setdefault(body.key, body))
+
+
+@functools.cache
+def _module(rule: Callable[[Moments], Any], dtype: torch.dtype) -> Pointwise:
+    module = trace(rule, dtype)
+    if module is None:
+        raise RuleError("this rule is not pointwise")
+    return module
+
+
+def moments_of(rule: Callable[[Moments], Any], x: Moments) -> Moments:
+    """What a pointwise rule makes of ``x``, as networks run it."""
+    return Moments(*_module(rule, x.mean.dtype)(*x, torch.zeros((), dtype=x.mean.dtype, device=x.mean.device)))
+
+
+def _trace(function: Callable[[Moments], Any], example: Tensor) -> fx.GraphModule | None:
+    try:
+        body = make_fx(lambda mean, var: tuple(function(Moments(mean, var))))(example, example.clone())
+    except Exception:  # noqa: BLE001 (a rule for tensors of another rank, or one that fails: the walk will tell)
+        return None
+    ops = [node.target for node in body.graph.nodes if node.op not in ("placeholder", "output")]
+    shape_free = all(op in SHAPE_FREE or torch.Tag.pointwise in getattr(op, "tags", ()) for op in ops)
+    return body if shape_free else None

@@ -1,0 +1,45 @@
+"""Derivatives of an op by computing its reference again, with autograd: what is kept is the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REAL = (Tensor, torch.nn.Parameter)
+
+
+def recomputed(op: Any, reference: Callable[..., Any]) -> None:
+    """Register the autograd of ``op``, whose results are those of ``reference``."""
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.places = [index for index, value in enumerate(inputs) if isinstance(value, Tensor)]
+        ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+        ctx.save_for_backward(*(inputs[index] for index in ctx.places))
+
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        inputs = list(ctx.others)
+        for index, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            inputs[index] = tensor.detach().requires_grad_(ctx.needs_input_grad[index])
+        wanted = [index for index in ctx.places if ctx.needs_input_grad[index]]
+        with torch.enable_grad():
+            outputs = reference(*inputs)
+        found = torch.autograd.grad(outputs, [inputs[index] for index in wanted], gradients, allow_unused=True)
+        results: list[Any] = [None] * len(inputs)
+        for index, gradient in zip(wanted, found, strict=True):
+            results[index] = gradient
+        return tuple(results)
+
+    op.register_autograd(backward, setup_context=keep)
+
+
+def direct(*tensors: Any) -> bool:
+    """May the kernel be called without its op? That takes as long as many a kernel, and only autograd, compilers and
+    tensors that are not real need it.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    given = [x for x in tensors if isinstance(x, Tensor)]
+    return all(type(x) in REAL for x in given) and not (torch.is_grad_enabled() and any(x.requires_grad for x in given))

@@ -1,0 +1,110 @@
+"""Norms over the last dimension, both moments in one pass over a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.kernels.launch import attempt, on, usable
+from varprop.kernels.recompute import direct, recomputed
+from varprop.moments import Moments
+from varprop.rules import functions, streamlining
+from varprop.rules.normalization import NORMALIZATION, scale_and_shift
+
+LONGEST_ROW = 1 << 14
+
+
+def reference(
+    mean: Tensor,
+    var: Tensor,
+    log_alpha: Tensor,
+    weight: Tensor | None,
+    weight_var: Tensor | None,
+    bias: Tensor | None,
+    bias_var: Tensor | None,
+    eps: float,
+    centred: bool,
+    expected: bool,
+) -> tuple[Tensor, Tensor]:
+    """The rules themselves; ``expected``: the statistic is E[x²], else that of the mean."""
+    rules = NORMALIZATION if expected else streamlining.NORMALIZATION
+    rule = rules[functions.standardize if centred else functions.rms_normalize]
+    gamma, beta = (
+        None if m is None else m if v is None else Moments(m, v) for m, v in ((weight, weight_var), (bias, bias_var))
+    )
+    return tuple(scale_and_shift(rule(Moments(mean, var * log_alpha.exp()), (-1,), eps), gamma, beta))
+
+
+@torch.library.custom_op("varprop::norm", mutates_args=())
+def norm(
+    mean: Tensor,
+    var: Tensor,
+    log_alpha: Tensor,
+    weight: Tensor | None,
+    weight_var: Tensor | None,
+    bias: Tensor | None,
+    bias_var: Tensor | None,
+    eps: float,
+    centred: bool,
+    expected: bool,
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm (``centred``) or RMSNorm of x ~ N(mean, α var)."""
+    return _compute(mean, var, log_alpha, weight, weight_var, bias, bias_var, eps, centred, expected)
+
+
+def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
+    mean, var = arguments[:2]
+    tensors = [x for x in arguments[:7] if x is not None]
+    fits = usable(*tensors) and mean.shape == var.shape and 0 < mean.shape[-1] <= LONGEST_ROW and mean.numel()
+    if fits and (results := attempt("norm", lambda: _launch(*arguments))):
+        return results
+    return tuple(x.contiguous() for x in reference(*arguments))  # type: ignore[return-value]
+
+
+@norm.register_fake
+def _(mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return mean.new_empty(mean.shape), var.new_empty(mean.shape)
+
+
+recomputed(norm, reference)
+
+
+def normalize(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The op, or its reference where that must stand."""
+    if torch.compiler.is_exporting():
+        return reference(*arguments)  # what is exported runs without this package
+    return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.norm(*arguments)
+
+
+def _launch(
+    mean: Tensor,
+    var: Tensor,
+    log_alpha: Tensor,
+    weight: Tensor | None,
+    weight_var: Tensor | None,
+    bias: Tensor | None,
+    bias_var: Tensor | None,
+    eps: float,
+    centred: bool,
+    expected: bool,
+) -> tuple[Tensor, Tensor]:
+    from varprop.kernels.tiles import norm_kernel
+
+    size = mean.shape[-1]
+    results = mean.new_empty(mean.shape), var.new_empty(mean.shape)
+    mean = mean.contiguous()
+    vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
+    block = max(16, 1 << (size - 1).bit_length())
+    with on(mean.device):
+        norm_kernel[(mean.numel() // size,)](
+            mean, var.contiguous(), log_alpha, *vectors, *results, size, eps,
+            WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var), CENTRED=centred, EXPECTED=expected,
+            BLOCK=block, num_warps=min(16, max(1, block // 256)),
+        )  # fmt: skip
+    return results
+
+
+def _kind(mean: Tensor | None, var: Tensor | None) -> int:
+    return 0 if mean is None else 1 if var is None else 2

@@ -1,0 +1,115 @@
+"""The Triton kernels that are written by hand. Imported where they are launched: Triton is an optional package."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attention_kernel(
+    query, key, mean, var, mask, out_mean, out_var,
+    qb, qh, ql, qd, kb, kh, kl, kd, vb, vh, vl, vd, sb, sh, sl, sd, ob, oh, ol, od, pb, ph, pl, pd, mb, mh, ml, mk,
+    scale, heads, group, length, keys, size, values,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head; A ⊙ A has the same running maximum as A, twice."""
+    batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    batch, head = batch.to(tl.int64), head.to(tl.int64)
+    shared = head // group
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    width, columns, features = tl.arange(0, WIDTH), tl.arange(0, COLUMNS), tl.arange(0, VALUES)
+    row, within, kept = rows[:, None] < length, width[None, :] < size, features[None, :] < values
+    spot = rows[:, None].to(tl.int64)
+    q = tl.load(query + batch * qb + head * qh + spot * ql + width[None, :] * qd, mask=row & within, other=0.0)
+    first = tl.zeros([ROWS, VALUES], tl.float32)
+    second = tl.zeros([ROWS, VALUES], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    last = keys
+    if CAUSAL:
+        last = tl.minimum(keys, (tl.program_id(0) + 1) * ROWS)
+    for start in range(0, last, COLUMNS):
+        at = start + columns
+        inside = at[:, None] < keys
+        far = at.to(tl.int64)
+        k = tl.load(
+            key + batch * kb + shared * kh + far[:, None] * kl + width[None, :] * kd, mask=inside & within, other=0.0
+        )
+        v = tl.load(
+            mean + batch * vb + shared * vh + far[:, None] * vl + features[None, :] * vd, mask=inside & kept, other=0.0
+        )
+        s = tl.load(
+            var + batch * sb + shared * sh + far[:, None] * sl + features[None, :] * sd, mask=inside & kept, other=0.0
+        )
+        if EXACT:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
+        else:
+            scores = tl.dot(q, tl.trans(k)) * (scale * 1.4426950408889634)
+        seen = (at[None, :] < keys) & row
+        if CAUSAL:
+            seen = seen & (at[None, :] <= rows[:, None])
+        if MASK != 0:
+            places = mask + batch * mb + head * mh + spot * ml + far[None, :] * mk
+            given = tl.load(places, mask=(at[None, :] < keys) & row, other=0)
+            if MASK == 1:
+                seen = seen & (given != 0)
+            else:
+                scores += given.to(tl.float32) * 1.4426950408889634
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(weight, 1)
+        if EXACT:
+            first = first * shrink[:, None] + tl.dot(weight, v, input_precision="ieee")
+            second = second * (shrink * shrink)[:, None] + tl.dot(weight * weight, s, input_precision="ieee")
+        else:
+            first = first * shrink[:, None] + tl.dot(weight.to(v.dtype), v)
+            second = second * (shrink * shrink)[:, None] + tl.dot((weight * weight).to(s.dtype), s)
+        top = higher
+    norm = tl.where(total > 0, 1.0 / total, 0.0)
+    where = batch * ob + head * oh + spot * ol + features[None, :] * od
+    tl.store(out_mean + where, (first * norm[:, None]).to(out_mean.dtype.element_ty), mask=row & kept)
+    where = batch * pb + head * ph + spot * pl + features[None, :] * pd
+    tl.store(out_var + where, (second * (norm * norm)[:, None]).to(out_var.dtype.element_ty), mask=row & kept)
+
+
+@triton.jit
+def norm_kernel(
+    mean, var, log_alpha, weight, weight_var, bias, bias_var, out_mean, out_var, size, eps,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, EXPECTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row. ``WEIGHT`` and ``BIAS``: 0 if there is none, 1 if it is certain, 2 if it is random."""
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    row = tl.program_id(0).to(tl.int64) * size
+    x = tl.load(mean + row + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(var + row + at, mask=inside, other=0.0).to(tl.float32)
+    v = v * tl.exp(tl.load(log_alpha).to(tl.float32))
+    if CENTRED:
+        x = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
+        average = tl.sum(v, 0) / size
+        v = tl.where(inside, (1.0 - 2.0 / size) * v + average / size, 0.0)
+    statistic = x * x
+    if EXPECTED:
+        statistic += v
+    factor = tl.rsqrt(tl.sum(statistic, 0) / size + eps)
+    y = x * factor
+    w = v * factor * factor
+    if WEIGHT != 0:
+        g = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+        if WEIGHT == 2:
+            gv = tl.load(weight_var + at, mask=inside, other=0.0).to(tl.float32)
+            w = w * (g * g + gv) + y * y * gv
+        else:
+            w = w * g * g
+        y = y * g
+    if BIAS != 0:
+        y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        if BIAS == 2:
+            w += tl.load(bias_var + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_mean + row + at, y.to(out_mean.dtype.element_ty), mask=inside)
+    tl.store(out_var + row + at, w.to(out_var.dtype.element_ty), mask=inside)

@@ -1,0 +1,227 @@
+"""Pointwise rules as one op: what Triton is given, what autograd is told, and what a CPU does."""
+
+import math
+import types
+
+import pytest
+import torch
+
+import varprop as vp
+from varprop.kernels import emit, pointwise
+from varprop.moments import Moments
+from varprop.rules import functions
+from varprop.rules.activation import ACTIVATION
+
+aten = torch.ops.aten
+RULES = {
+    "gelu": lambda x: ACTIVATION[aten.gelu.default](x),
+    "gelu tanh": lambda x: ACTIVATION[aten.gelu.default](x, approximate="tanh"),
+    "relu": ACTIVATION[aten.relu.default],
+    "silu": ACTIVATION[aten.silu.default],
+    "sigmoid": ACTIVATION[aten.sigmoid.default],
+    "tanh": ACTIVATION[aten.tanh.default],
+    "quick_gelu": ACTIVATION[functions.quick_gelu],
+}
+WIDTHS = pytest.mark.parametrize("largest_var", [0.0, 1e-6, 0.1, 30.0])
+
+
+class Pointer:
+    """An argument of a kernel, as Triton sees a tensor."""
+
+    def __init__(self, tensor):
+        self.tensor, self.dtype = tensor, types.SimpleNamespace(element_ty=tensor.dtype)
+
+    def __add__(self, at):
+        return types.SimpleNamespace(tensor=self.tensor, at=at)
+
+
+def load(place, mask=None, other=0.0):
+    if isinstance(place, Pointer):
+        return place.tensor
+    return torch.where(mask, place.tensor[place.at.clamp(max=len(place.tensor) - 1)], other)
+
+
+def store(place, value, mask):
+    place.tensor[place.at[mask]] = value[mask]
+
+
+def scalar(function):
+    return lambda x, y: function(x, torch.as_tensor(y, dtype=x.dtype))
+
+
+# The part of triton.language that is emitted, on one block in PyTorch.
+LANGUAGE = types.SimpleNamespace(
+    **{name: getattr(torch, name) for name in ("abs", "arange", "erf", "exp", "float32", "int32", "int64")},
+    **{name: getattr(torch, name) for name in ("log", "rsqrt", "sigmoid", "sqrt", "where", "zeros_like")},
+    constexpr=int,
+    full=lambda shape, value, dtype: torch.full(shape, value, dtype=dtype),
+    load=load,
+    maximum=scalar(torch.maximum),
+    min=lambda x, dim: x.min(dim).values,
+    minimum=scalar(torch.minimum),
+    program_id=lambda axis: torch.tensor(0),
+    store=store,
+)
+
+
+def run(source, *tensors, log_alpha):
+    scope = {"tl": LANGUAGE, "triton": types.SimpleNamespace(jit=lambda function: function)}
+    exec(source, scope)  # noqa: S102
+    results = [torch.full_like(tensors[0], math.nan) for _ in range(2)]
+    pointers = map(Pointer, (*tensors, log_alpha, *results))
+    scope["kernel"](*pointers, len(tensors[0]), BLOCK=emit.BLOCK)
+    return results
+
+
+def example(largest_var, size=1000):
+    generator = torch.Generator().manual_seed(0)
+    mean = 3 * torch.randn(size, generator=generator)
+    return mean, largest_var * torch.rand(size, generator=generator), torch.tensor(0.3)
+
+
+def exact(rule, mean, var, log_alpha):
+    """Moments and gradients of mean + 2 var in float64."""
+    inputs = [x.double().requires_grad_() for x in (mean, var, log_alpha)]
+    y = rule(Moments(inputs[0], inputs[1] * inputs[2].exp()))
+    return y, torch.autograd.grad(y.mean.sum() + 2 * y.var.sum(), inputs)
+
+
+def close(y, expected, scale):
+    assert y.isfinite().all()
+    assert ((y - expected).abs() <= 1e-5 * (expected.abs() + scale)).all()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_is_emitted_is_the_rule(name):
+    source = emit.emit(pointwise.trace(RULES[name], torch.float32).graph)
+    for largest_var in (0.0, 1e-6, 0.1, 30.0):
+        mean, var, log_alpha = example(largest_var)
+        y = run(source, mean, var, log_alpha=log_alpha)
+        expected, _ = exact(RULES[name], mean, var, log_alpha)
+        close(y[0], expected.mean, var.sqrt() + 1e-2)
+        close(y[1], expected.var, var)
+
+
+@pytest.mark.parametrize("name", ["gelu", "relu"])
+def test_what_is_emitted_of_the_derivative(name):
+    for largest_var in (0.1, 30.0):
+        mean, var, log_alpha = example(largest_var)
+        body = pointwise.trace(RULES[name], torch.float32).body
+        ones = torch.ones_like(mean)
+        y = run(emit.emit(body.backward.graph), mean, var, ones, 2 * ones, log_alpha=log_alpha)
+        _, gradients = exact(RULES[name], mean, var, log_alpha)
+        close(y[0], gradients[0], 1.0)
+        close(y[1] * log_alpha.exp(), gradients[1], 1.0)
+
+
+def test_a_narrow_block_runs_the_narrow_formula_alone():
+    body = pointwise.trace(RULES["gelu"], torch.float32).graph
+    narrow, whole = (emit.write(graph, ["x0", "x1"], "t")[0] for graph in (emit.narrowed(body), body))
+    assert sum("tl.exp" in line for line in narrow) == 1
+    assert len(narrow) < 0.7 * len(whole)
+
+
+def test_a_rule_that_cannot_be_emitted_says_so():
+    with pytest.raises(KeyError):
+        emit.emit(pointwise.trace(lambda x: Moments(torch.lgamma(x.mean), x.var), torch.float32).graph)
+
+
+@WIDTHS
+def test_on_a_cpu(largest_var, monkeypatch):
+    monkeypatch.setattr(pointwise, "CHUNK", 300)
+    tensors = example(largest_var)
+    module = pointwise.trace(RULES["gelu"], torch.float32)
+    inputs = [x.clone().requires_grad_() for x in tensors]
+    y = module(*inputs)
+    expected, gradients = exact(RULES["gelu"], *tensors)
+    close(y[0], expected.mean, tensors[1].sqrt() + 1e-2)
+    close(y[1], expected.var, tensors[1])
+    for got, gradient in zip(torch.autograd.grad(y[0].sum() + 2 * y[1].sum(), inputs), gradients, strict=True):
+        close(got, gradient, 1.0)
+
+
+def test_the_op_is_registered_in_full():
+    inputs = [x.double().requires_grad_() for x in example(0.5, 6)]
+    key = pointwise.trace(RULES["relu"], torch.float64).body.key
+    torch.library.opcheck(torch.ops.varprop.pointwise.default, (*inputs, key))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (2, 3, 5, 4)], ids=str)
+def test_any_shape_and_layout(shape):
+    module = pointwise.trace(RULES["relu"], torch.float32)
+    mean, var, zero = torch.randn(shape), torch.rand(shape), torch.zeros(())
+    expected = RULES["relu"](Moments(mean, var))
+    layouts = [lambda x: x]
+    if len(shape) == 4:
+        layouts += [lambda x: x.to(memory_format=torch.channels_last), lambda x: x.mT.contiguous().mT]
+    for one in layouts:
+        for other in layouts:
+            for got, wanted in zip(module(one(mean), other(var), zero), expected, strict=True):
+                torch.testing.assert_close(got, wanted)
+    if len(shape) == 4:
+        broadcast = module(mean, var[:1].expand_as(var), zero)
+        torch.testing.assert_close(broadcast[1], RULES["relu"](Moments(mean, var[:1].expand_as(var))).var)
+
+
+def test_a_rule_used_enough_is_compiled_once(monkeypatch):
+    made = []
+
+    def noted(graph, dynamic):
+        made.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", noted)
+    monkeypatch.setattr(pointwise, "WORTH_COMPILING", 2500)
+    monkeypatch.setattr(pointwise, "BODIES", {})
+    module = pointwise.trace(RULES["relu"], torch.float32)
+    results = [module(*example(1.0))[1] for _ in range(5)]
+    assert made == [module.graph]
+    for result in results:
+        torch.testing.assert_close(result, results[0])
+
+
+def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
+    def broken(graph, dynamic):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(pointwise, "WORTH_COMPILING", 10)
+    monkeypatch.setattr(pointwise, "BODIES", {})
+    module = pointwise.trace(RULES["relu"], torch.float32)
+    expected = RULES["relu"](Moments(*example(1.0)[:2]))
+    for _ in range(2):
+        torch.testing.assert_close(module(*example(1.0)[:2], torch.zeros(()))[1], expected.var)
+    assert caplog.text.count("no compiler") == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@WIDTHS
+@pytest.mark.parametrize("name", RULES)
+def test_on_a_gpu(name, largest_var):
+    tensors = [x.cuda() for x in example(largest_var, 5003)]
+    expected, gradients = exact(RULES[name], *tensors)
+    for dtype, tolerance in ((torch.float32, 1), (torch.bfloat16, 1000)):
+        module = pointwise.trace(RULES[name], dtype)
+        inputs = [x.to(dtype).requires_grad_() for x in tensors]
+        if dtype is torch.bfloat16:
+            expected, gradients = exact(RULES[name], *(x.detach().float() for x in inputs))
+        y = module(*inputs)
+        close(y[0], expected.mean, tolerance * (tensors[1].sqrt() + 1e-2))
+        close(y[1], expected.var, tolerance * tensors[1])
+        if dtype is torch.float32:
+            for got, gradient in zip(torch.autograd.grad(y[0].sum() + 2 * y[1].sum(), inputs), gradients, strict=True):
+                close(got, gradient, 1.0)
+            assert module(*(x.detach() for x in inputs))[0].equal(y[0])
+
+
+def test_networks_run_it_eagerly_and_export_without_it():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)).eval()
+    mean = dict(model.named_parameters())
+    net = vp.propagate(model, vp.Posterior.from_tensors(mean, {k: torch.full_like(v, 1e-3) for k, v in mean.items()}))
+    x = torch.randn(4, 5)
+    y = net(x)
+    program = torch.export.export(net, (x,), strict=False)
+    assert "varprop" not in " ".join(str(node.target) for node in program.graph.nodes)
+    for got, expected in zip(program.module()(x), y, strict=True):
+        torch.testing.assert_close(got, expected)

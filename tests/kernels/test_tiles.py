@@ -1,0 +1,78 @@
+"""Attention and norms as ops: their reference and gradients here, the Triton kernels where there is a GPU."""
+
+import pytest
+import torch
+
+from varprop.kernels import flash, rows
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SIZES = [
+    (2, 3, 3, 197, 197, 64, 64),
+    (1, 4, 2, 70, 150, 32, 32),
+    (1, 2, 2, 119, 133, 80, 48),
+    (1, 2, 1, 65, 65, 256, 256),
+]
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def attention_inputs(batch, heads, shared, length, keys, width, values, device="cpu"):
+    torch.manual_seed(0)
+    query = torch.randn(batch, heads, length, width, device=device)
+    key, mean = (torch.randn(batch, shared, keys, n, device=device) for n in (width, values))
+    return query, key, mean, 1e-3 * torch.rand(batch, shared, keys, values, device=device)
+
+
+def masks(batch, heads, length, keys, device="cpu"):
+    given = torch.rand(batch, 1, length, keys, device=device) > 0.5
+    given[0, 0, length // 2] = False
+    return [(None, False), (None, True), (given, False), (torch.randn(1, heads, length, keys, device=device), False)]
+
+
+def norm_inputs(size, device="cpu"):
+    torch.manual_seed(0)
+    mean, var = 2 * torch.randn(3, 5, size, device=device) + 1, 0.1 * torch.rand(3, 5, size, device=device)
+    return mean, var, torch.tensor(0.2, device=device), *torch.rand(4, size, device=device)
+
+
+def close(results, expected, tolerance):
+    for got, wanted in zip(results, expected, strict=True):
+        assert got.isfinite().all()
+        assert ((got - wanted).abs() <= tolerance * (wanted.abs() + 0.1 * wanted.abs().max())).all()
+
+
+def test_attention_is_registered_in_full():
+    tensors = [x.double().requires_grad_() for x in attention_inputs(1, 4, 2, 5, 7, 8, 6)]
+    for mask, causal in masks(1, 4, 5, 7):
+        arguments = (*tensors, mask.double() if mask is not None and mask.is_floating_point() else mask, causal, 0.3)
+        assert torch.autograd.gradcheck(torch.ops.varprop.attention, arguments, fast_mode=True)
+    torch.library.opcheck(torch.ops.varprop.attention.default, arguments, test_utils=CHECKS)
+
+
+def test_norm_is_registered_in_full():
+    tensors = [x.double().requires_grad_() for x in norm_inputs(6)]
+    for parts in (tensors, [*tensors[:3], None, None, None, None]):
+        for centred, expected in ((True, True), (False, True), (True, False)):
+            arguments = (*parts, 1e-5, centred, expected)
+            assert torch.autograd.gradcheck(torch.ops.varprop.norm, arguments, fast_mode=True)
+    torch.library.opcheck(torch.ops.varprop.norm.default, arguments, test_utils=CHECKS)
+
+
+@GPU
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_attention_on_a_gpu(sizes):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        tensors = [x.to(dtype) for x in attention_inputs(*sizes, device="cuda")]
+        for mask, causal in masks(sizes[0], sizes[1], *sizes[3:5], device="cuda"):
+            exact = mask.double() if mask is not None and mask.is_floating_point() else mask
+            expected = flash.reference(*(x.double() for x in tensors), exact, causal, sizes[5] ** -0.5)
+            close(flash._launch(*tensors, mask, causal, sizes[5] ** -0.5), expected, tolerance)
+
+
+@GPU
+@pytest.mark.parametrize("size", [768, 33, 4096])
+def test_norm_on_a_gpu(size):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        tensors = [x.to(dtype) for x in norm_inputs(size, "cuda")]
+        for centred, expected in ((True, True), (False, True), (True, False)):
+            exact = rows.reference(*(x.double() for x in tensors), 1e-5, centred, expected)
+            close(rows._launch(*tensors, 1e-5, centred, expected), exact, tolerance)
