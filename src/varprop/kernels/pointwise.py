@@ -2,7 +2,8 @@
 
 The moments of an activation are a hundred elementary ops. Traced once, on a tiny tensor, they serve all layers: as a
 Triton kernel on a GPU, chunk by chunk on a CPU, written out in what ``torch.export`` saves and in what
-``torch.compile`` fuses on a CPU. In a backward pass they are computed again: what autograd keeps of them is their inputs.
+``torch.compile`` fuses on a CPU. In a backward pass they are computed again: autograd keeps
+their inputs.
 """
 
 from __future__ import annotations
