@@ -228,3 +228,50 @@ def test_minimum_where_gradients_vanish():
     assert x == pytest.approx(1.3, abs=1e-4)
     assert y == pytest.approx(-1.0)
     assert _minimum(lambda t: math.inf if t < 0 else (t - 0.5) ** 2, -4.6, 4.6)[1] == pytest.approx(0.5, abs=1e-3)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight; raises on demand."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x, fails=False):
+        y = self.second(self.first(x).relu())
+        if fails:
+            raise ValueError("on demand")
+        return y
+
+
+def test_sampled_weights_are_where_functional_call_puts_them():
+    torch.manual_seed(0)
+    for model, x in ((Tied(), X[:, :4]), (Last(), X[:, None, :4])):
+        before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
+        predictor = vp.MonteCarlo(model, posterior_of(model, 0.1), 3)
+        for weights, logits in zip(predictor.weights(), predictor.draws(x), strict=True):
+            torch.testing.assert_close(logits, torch.func.functional_call(model, weights, x))
+        for name, parameter in model.named_parameters():
+            assert id(parameter) == before[name][0]
+            assert torch.equal(parameter, before[name][1])
+
+
+class Last(nn.Module):
+    """The last state of a recurrent layer, whose weights torch also keeps in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.GRU(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.recurrent(x)[0][:, -1]
+
+
+def test_weights_come_back_after_an_error():
+    model = Tied()
+    before = list(model.parameters())
+    with pytest.raises(ValueError, match="on demand"):
+        vp.MonteCarlo(model, posterior_of(model, 0.1), 3)(X[:, :4], fails=True)
+    assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
+    assert model.second.weight is model.first.weight

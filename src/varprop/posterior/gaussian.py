@@ -189,14 +189,20 @@ class Posterior(Mapping[str, Moments]):
     def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """One draw of the named parameters, as ``torch.func.functional_call`` takes them.
 
-        The noise is drawn where the generator lives, so that a seed means the same draw wherever the tensors are.
+        The noise is drawn where the generator lives, so that a seed means the same draw wherever the tensors are: one
+        draw for all tensors of a dtype, by name, not in the order of insertion, which a round trip through a file changes.
         """
-        draw = {}
-        for name in sorted(self._moments):  # not in the order of insertion, which a round trip through a file changes
-            mean, std = self._moments[name].mean, self._moments[name].std
-            device = mean.device if generator is None else generator.device
-            noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device)
-            draw[name] = mean + std * noise.to(mean.device)
+        draw: dict[str, Tensor] = {}
+        kinds = {(pair.mean.dtype, pair.mean.device) for pair in self._moments.values()}
+        for dtype, place in sorted(kinds, key=str):
+            chosen = {n: m for n, m in sorted(self._moments.items()) if (m.mean.dtype, m.mean.device) == (dtype, place)}
+            means = [pair.mean for pair in chosen.values()]
+            stds = torch._foreach_sqrt([pair.var for pair in chosen.values()])
+            sizes = [mean.numel() for mean in means]
+            device = place if generator is None else generator.device
+            noise = torch.randn(sum(sizes), generator=generator, dtype=dtype, device=device).to(place).split(sizes)
+            shaped = [part.view(mean.shape) for part, mean in zip(noise, means, strict=True)]
+            draw |= zip(chosen, torch._foreach_addcmul(means, stds, shaped), strict=True)
         return {name: draw[name] for name in self._moments}
 
     def to(self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None) -> Posterior:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from abc import ABC, abstractmethod
@@ -181,14 +182,18 @@ class MonteCarlo(Predictor):
 
     def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
         """The logits of each network."""
-        weights = self.weights()
+        weights, places = self.weights(), places_of(self.model)
         while group := list(itertools.islice(weights, self.at_once)):
-            yield from self._together(group, args, kwargs)
+            if len(group) > 1:
+                yield from self._together(group, args, kwargs)
+            elif places is None:
+                yield run(self.model, group[0], args, kwargs, self.output)
+            else:
+                with exchanged(places, group[0]):
+                    logits = select_output(self.model(*args, **kwargs), self.output)
+                yield logits
 
     def _together(self, group: list[dict[str, Tensor]], args: Any, kwargs: Any) -> Iterator[Tensor]:
-        if len(group) == 1:
-            yield run(self.model, group[0], args, kwargs, self.output)
-            return
         stacked = {name: torch.stack([weights[name] for weights in group]) for name in group[0]}
         with sdpa_kernel(SDPBackend.MATH):  # CUDA's fused attention takes no mask that is the same for all (torch 2.11)
             found = torch.func.vmap(lambda weights: run(self.model, weights, args, kwargs, self.output))(stacked)
@@ -208,6 +213,40 @@ def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
 def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:
     """The logits of the model with these weights in the place of its own, which stay as they are whatever happens."""
     return select_output(torch.func.functional_call(model, weights, args, kwargs), output)
+
+
+Places = dict[str, list[tuple[dict[str, Any], str]]]
+
+
+def places_of(model: nn.Module) -> Places | None:
+    """Where the modules of a model keep each parameter; None for recurrent layers, which keep them elsewhere too."""
+    modules = list(model.modules())
+    if any(isinstance(module, nn.RNNBase) for module in modules):
+        return None
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    places: Places = {}
+    for module in modules:
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(names[id(parameter)], []).append((module._parameters, leaf))
+    return places
+
+
+@contextlib.contextmanager
+def exchanged(places: Places, weights: dict[str, Tensor]) -> Iterator[None]:
+    """While open, the model has these weights; its own come back whatever happens.
+
+    As ``torch.func.functional_call``, which takes as long as a pass of a small model to find out where they belong.
+    """
+    spots = [(owner, leaf, weight) for name, weight in weights.items() for owner, leaf in places[name]]
+    own = [owner[leaf] for owner, leaf, _ in spots]
+    try:
+        for owner, leaf, weight in spots:
+            owner[leaf] = weight
+        yield
+    finally:
+        for (owner, leaf, _), parameter in zip(spots, own, strict=True):
+            owner[leaf] = parameter
 
 
 def device_of(model: nn.Module) -> torch.device:
