@@ -190,7 +190,7 @@ class Posterior(Mapping[str, Moments]):
         """One draw of the named parameters, as ``torch.func.functional_call`` takes them.
 
         The noise is drawn where the generator lives, so that a seed means the same draw wherever the tensors are: one
-        draw for all tensors of a dtype, by name, not in the order of insertion, which a round trip through a file changes.
+        draw for all tensors of a dtype, by name: the order of insertion changes in a round trip through a file.
         """
         draw: dict[str, Tensor] = {}
         kinds = {(pair.mean.dtype, pair.mean.device) for pair in self._moments.values()}
