@@ -16,6 +16,7 @@ from varprop.graph.check import difference
 from varprop.graph.export import Output, capture_error, export, quiet, read_values, refuse_training
 from varprop.graph.fold import fold
 from varprop.graph.lift import Lifted, lift, require_rules
+from varprop.graph.masks import settle_masks
 from varprop.graph.registry import Registries
 from varprop.graph.regroup import regroup
 from varprop.graph.runner import Runner
@@ -70,6 +71,7 @@ def compile_call(
     """Model → graph → regrouped → lifted → folded → module, a line each."""
     model, tensors, rules, output = lifting.model, lifting.tensors, lifting.rules, lifting.output
     captured = export(model, tensors, output, call, sizes, rules, seen)  # a functional graph of ATen ops
+    settle_masks(captured, tensors)  # masks that mask nothing are left out
     regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
     refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for
