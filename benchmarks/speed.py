@@ -4,8 +4,8 @@
     python benchmarks/speed.py --models vit-b --device cuda --dtype bfloat16 --batch 128
 
 Ratios of medians over interleaved rounds, with the quartiles of the per-round ratios. "Plain" is the fastest of the
-model as its library wrote it, compiled or not, and of the same model captured as a flat graph and compiled; the row says
-which. Compiling can make a model slower, and beating that would prove nothing. Bars are those of float32 at batch 8 on two
+model as its library wrote it, compiled or not, and of the same model captured as a flat graph and compiled: compiling
+can make a model slower, and beating that would prove nothing. Bars are those of float32 at batch 8 on two
 CPU cores. Writes benchmarks/results/<name>.json.
 """
 
@@ -105,7 +105,8 @@ def main() -> None:
         rows.append(row)
         low, high = row["ratio_quartiles"]
         print(
-            f"{name}: {row['ratio']:.2f}x {row['denominator']}, not compiled {row['ratio_eager']:.2f}x (quartiles {low:.2f}-{high:.2f}, bar {row['bar']}), "
+            f"{name}: {row['ratio']:.2f}x {row['denominator']}, not compiled {row['ratio_eager']:.2f}x "
+            f"(quartiles {low:.2f}-{high:.2f}, bar {row['bar']}), "
             f"capture {row['capture_seconds']:.1f} s, parameters {row['parameter_memory_ratio']:.2f}x, "
             f"compiled against eager {row['compiled_against_eager']:.1e}",
             flush=True,

@@ -78,20 +78,10 @@ def normalize(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.norm(*arguments)
 
 
-def _launch(
-    mean: Tensor,
-    var: Tensor,
-    log_alpha: Tensor,
-    weight: Tensor | None,
-    weight_var: Tensor | None,
-    bias: Tensor | None,
-    bias_var: Tensor | None,
-    eps: float,
-    centred: bool,
-    expected: bool,
-) -> tuple[Tensor, Tensor]:
+def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     from varprop.kernels.tiles import norm_kernel
 
+    weight, weight_var, bias, bias_var, eps, centred, expected = rest
     size = mean.shape[-1]
     results = mean.new_empty(mean.shape), var.new_empty(mean.shape)
     mean = mean.contiguous()
