@@ -1,6 +1,8 @@
 """varprop: calibrated uncertainty in one forward pass, for any trained PyTorch network with a Gaussian posterior."""
 
 from varprop import errors, metrics, optim, testing
+from varprop.calibration.adaptive import Adaptive
+from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
 from varprop.evaluation.evaluate import Evaluation, evaluate

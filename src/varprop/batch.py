@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from varprop.errors import InputError
 from varprop.moments import Moments
@@ -37,6 +38,12 @@ class Batch:
             return self
         return self._map(lambda x: x[start:stop] if x.ndim and len(x) == len(self) else x)
 
+    def take(self, chosen: Tensor) -> Batch:
+        """The examples at which ``chosen`` is true."""
+        if bool(chosen.all()):
+            return self
+        return self._map(lambda x: x[chosen.to(x.device)] if x.ndim and len(x) == len(self) else x)
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(*(_map(function, part) for part in (self.args, self.kwargs, self.target)))
 
@@ -49,6 +56,27 @@ def read(batches: Any) -> Iterator[Batch]:
         yield take_apart(item)
     if not found:
         raise InputError("there are no batches: the loader or list is empty, or can be read only once and was")
+
+
+def joined(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Neighbours whose tensors differ in the number of examples only become one batch; empty ones are left out."""
+    for outline, group in itertools.groupby((batch for batch in batches if len(batch)), _outline):
+        alike = list(group)
+        if len(alike) == 1 or not outline:
+            yield from alike
+            continue
+        leaves, structures = zip(*(tree_flatten((b.args, b.kwargs, b.target)) for b in alike), strict=True)
+        rows = [torch.cat(x) if isinstance(x[0], Tensor) else x[0] for x in zip(*leaves, strict=True)]
+        yield Batch(*tree_unflatten(rows, structures[0]))
+
+
+def _outline(batch: Batch) -> str:
+    """Equal for batches that can be joined; empty for one that cannot."""
+    leaves, structure = tree_flatten((batch.args, batch.kwargs, batch.target))
+    if any(isinstance(x, Tensor) and (not x.ndim or len(x) != len(batch)) for x in leaves):
+        return ""
+    plain = [(tuple(x.shape[1:]), x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves]
+    return f"{plain} {structure}"
 
 
 def repeatable(batches: Any) -> Any:

@@ -26,6 +26,9 @@ class Moments(NamedTuple):
     def shape(self) -> torch.Size:
         return self.mean.shape
 
+    def divided_by(self, number: float | Tensor) -> Moments:
+        return Moments(self.mean / number, self.var / number**2)
+
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``count`` Gaussian draws, stacked along a new first dimension."""
         noise = torch.randn(

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import copy
-import logging
-import math
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.calibration.stages import Stages, size_of, stages
-from varprop.calibration.temperature import divided
+from varprop.calibration.adaptive import Adaptive
+from varprop.calibration.held_out import HeldOut
+from varprop.calibration.request import Procedure, Request
 from varprop.errors import CalibrationError, InputError, PrecisionError
-from varprop.graph.compiler import Plan
-from varprop.graph.registry import scale_path
 from varprop.graph.walk import OUTPUT
 from varprop.network.moment_net import MomentNet
-from varprop.posterior.names import selects
-from varprop.prediction.batches import Batch, read, refuse_nan, repeatable
-from varprop.prediction.links import ClassLink, Link, Softmax
+from varprop.prediction.links import Link, Softmax
 
 PER_LAYER = ("**",)
 """Every scale point: before activations and norms, and at the output."""
 OUTPUT_ONLY = (OUTPUT,)
 """One scale, at the output."""
-
-FEW = 30  # held-out examples for each scale, below which the scales fit noise
-SHARPER = 0.8  # the temperature that is tried, to see whether predictions are underconfident
-CLEARLY = 3.0  # standard errors of its gain that the gain must exceed to be spoken of,
-WORTH_SAYING = 0.01  # and the share of the loss
-STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
-_log = logging.getLogger(__name__)
+ADAPTIVE = Adaptive()
 
 
 def calibrate(
@@ -44,197 +29,34 @@ def calibrate(
     *,
     link: Link | None = None,
     scales: Sequence[str] = PER_LAYER,
-    epochs: int = 10,
-    lr: float = 0.03,
-    batch_size: int = 256,
-    micro_batch: int | None = None,
+    procedure: Procedure = ADAPTIVE,
     cache: int = 1 << 30,
     progress: bool = True,
 ) -> MomentNet:
-    """A new network whose variance scales α (``net.scales``) minimise the NLL of held-out ``batches``.
+    """A new network, calibrated to held-out ``batches`` by their NLL; ``net.calibration`` says how it went.
 
-    Adam on log α with everything else frozen. ``batches`` is a data loader or a list, of pairs (inputs, target) or
-    of dicts with ``labels``; a batch may have any size: gradients are accumulated to ``batch_size`` examples, at most
-    ``micro_batch`` of which go through the network together. ``scales`` selects which α are fitted, by patterns on
-    their names: ``PER_LAYER``, ``OUTPUT_ONLY``, or ``()`` for none. What no fitted α can change is computed once and
-    kept, up to ``cache`` bytes; the batches are then those of the first epoch. ``link`` must be the one predictions
-    are made with; by default softmax.
+    By default (``Adaptive``) the width of the posterior, a temperature and the variance scales α (``net.scales``) are
+    fitted, each only as far as cross-validation supports it. ``procedure=FixedEpochs()`` is the paper's: α alone.
+
+    ``batches`` is a data loader or a list, of pairs (inputs, target) or of dicts with ``labels``; a batch may have any
+    size. ``scales`` selects which α are fitted, by patterns on their names: ``PER_LAYER``, ``OUTPUT_ONLY``, or ``()``
+    for none. What no fitted α can change is computed once and kept, up to ``cache`` bytes. ``link`` must be the one
+    predictions are made with; by default softmax.
     """
-    _check(net, epochs, lr, batch_size, micro_batch)
+    _check(net)
     with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
-        batches = repeatable(batches)
-        stream = read(batches)
-        first = next(stream)
-        shown = first.to(net.device)
+        held_out = HeldOut(batches)
+        shown = held_out.first.to(net.device)
         net.capture(*shown.args, **shown.kwargs)
         new = copy.deepcopy(net)
-        if not len(scales):
-            return new
-        fit = _Fit(new, link or Softmax(), tuple(scales), lr, cache)
-        for epoch in range(epochs):
-            again = read(batches) if epoch else chain([first], stream)  # no batch is asked for twice in an epoch
-            with tqdm(
-                desc=f"calibrate {epoch + 1}/{epochs}",
-                unit=" examples",
-                disable=None if progress else True,
-                leave=False,
-            ) as bar:
-                fit.epoch(again, batch_size, micro_batch or batch_size, bar)
-        return fit.finish()
+        request = Request(link or Softmax(), tuple(scales), cache, None if progress else True)
+        return procedure.fit(new, held_out, request)
 
 
-class _Fit:
-    """Where a calibration stands."""
-
-    def __init__(self, net: MomentNet, link: Link, patterns: tuple[str, ...], lr: float, cache: int) -> None:
-        self.net, self.link, self.patterns, self.lr = net, link, patterns, lr
-        self.trained: dict[str, nn.Parameter] = {}
-        self.optimizer = torch.optim.Adam([{"params": []}], lr=lr)
-        self.stages: dict[int, Stages] = {}
-        self.room = cache
-        self.kept: list[tuple[Stages, tuple[Any, ...], Tensor]] | None = []
-        self.losses: list[float] = []  # per example, one for each epoch
-        self.steps = 0
-        self.warned = False  # that these scales are not what is missing: then more steps are no remedy
-        self.pace = 0.0  # how far the fastest log α went in the last epoch, against Adam's full steps
-
-    def epoch(self, batches: Iterable[Batch], batch_size: int, micro_batch: int, bar: Any) -> None:
-        total, count, pending = 0.0, 0, 0
-        sharper: list[Tensor] = []
-        started, steps = self._logs(), self.steps
-        kept = self.kept if self.losses else None
-        for stage, prepared, target in kept or self._prepare(batches, batch_size, micro_batch):
-            logits = stage.finish(prepared)
-            loss = _per_example(self.link.loss(logits, target))
-            if not self.losses and isinstance(self.link, ClassLink):
-                with torch.no_grad():
-                    sharper.append(loss - _per_example(self.link.loss(divided(logits, SHARPER), target)))
-            summed = loss.sum()
-            if not math.isfinite(value := float(summed.detach())):
-                finite = bool(logits.mean.isfinite().all()) and self.steps
-                cause = "try a smaller lr" if finite else "the outputs of the network are not finite for some examples"
-                raise CalibrationError(f"the loss is {value} in epoch {len(self.losses) + 1}: {cause}")
-            summed.backward()
-            total, count, pending = total + value, count + len(target), pending + len(target)
-            if pending >= batch_size:
-                self._step(pending)
-                pending = 0
-            bar.update(len(target))
-            bar.set_postfix(nll=f"{total / count:.4f}", refresh=False)
-        if pending:
-            self._step(pending)
-        if not self.losses:
-            self.warned = _warn(torch.cat(sharper) if sharper else None, total / count, count, len(self.trained))
-        self.losses.append(total / count)
-        moved = max((abs(log - started.get(name, 0.0)) for name, log in self._logs().items()), default=0.0)
-        self.pace = moved / (self.lr * (self.steps - steps))
-        _log.info("calibrate, epoch %d: NLL %.5f on %d examples", len(self.losses), total / count, count)
-
-    def _prepare(
-        self, batches: Iterable[Batch], batch_size: int, micro_batch: int
-    ) -> Iterator[tuple[Stages, tuple[Any, ...], Tensor]]:
-        """The batches in pieces of at most ``micro_batch``, none of which reaches beyond a step of ``batch_size``."""
-        filled = 0
-        for number, batch in enumerate(batches, start=1):
-            refuse_nan(batch, f"batch {number}")
-            start = 0
-            while start < len(batch):
-                piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled)).to(self.net.device)
-                start, filled = start + len(piece), (filled + len(piece)) % batch_size
-                plan, leaves = self.net.plan(piece.args, piece.kwargs)
-                stage = self._cut(plan)
-                item = stage, stage.prepare(leaves), piece.target
-                self.room -= size_of(item[1])
-                if self.room < 0:  # kept for the next epochs is everything or nothing
-                    self.kept = None
-                elif self.kept is not None:
-                    self.kept.append(item)
-                yield item
-
-    def _cut(self, plan: Plan) -> Stages:
-        """The stages of a graph; when it is met for the first time, its scales join those that are trained."""
-        if id(plan) not in self.stages:
-            names = _selected(self.net.scales, self.patterns)
-            fresh = {n: self.net.scale[scale_path(n)].requires_grad_() for n in names if n not in self.trained}
-            self.trained |= fresh  # type: ignore[arg-type]
-            if fresh:
-                self.optimizer.add_param_group({"params": list(fresh.values())})
-            self.stages[id(plan)] = stages(self.net, plan, {scale_path(name) for name in names})
-        return self.stages[id(plan)]
-
-    def _step(self, examples: int) -> None:
-        for parameter in self.trained.values():
-            if parameter.grad is not None:
-                parameter.grad /= examples
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.steps += 1
-
-    def _logs(self) -> dict[str, float]:
-        return {name: float(parameter.detach()) for name, parameter in self.trained.items()}
-
-    def finish(self) -> MomentNet:
-        for parameter in self.trained.values():
-            parameter.requires_grad_(False).grad = None
-        if self.losses and self.losses[-1] > self.losses[0]:
-            warnings.warn(
-                f"calibration raised the NLL of the held-out data from {self.losses[0]:.4f} to {self.losses[-1]:.4f}: "
-                "try a smaller lr",
-                stacklevel=3,
-            )
-        elif self.pace > STILL_MOVING and not self.warned:
-            warnings.warn(
-                f"calibration ended after {self.steps} steps while scales were still moving: raise epochs or lr, "
-                "or lower batch_size",
-                stacklevel=3,
-            )
-        return self.net
-
-
-def _per_example(loss: Tensor) -> Tensor:
-    return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
-
-
-def _warn(gains: Tensor | None, loss: float, count: int, scales: int) -> bool:
-    """Whether there was reason to warn, of one thing: remedies for another may contradict it.
-
-    ``gains``: by how much sharper predictions would lower the loss of each example.
-    """
-    gain, error = (0.0, 0.0) if gains is None else (float(gains.mean()), float(gains.double().std()) / count**0.5)
-    if gain > max(CLEARLY * error, WORTH_SAYING * loss):
-        warnings.warn(
-            f"these predictions are underconfident: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
-            "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "
-            "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
-            stacklevel=4,
-        )
-    elif count < FEW * scales:
-        warnings.warn(
-            f"{count} held-out examples for {scales} scales are few: the fit may follow noise. "
-            "Use more data, or scales=OUTPUT_ONLY",
-            stacklevel=4,
-        )
-    else:
-        return False
-    return True
-
-
-def _selected(names: Sequence[str] | dict[str, float], patterns: tuple[str, ...]) -> list[str]:
-    chosen = [name for name in names if any(selects(pattern, name) for pattern in patterns)]
-    if not chosen:
-        known = ", ".join(names) or "none: no variance reaches a norm, an activation or the output"
-        raise CalibrationError(f"no scale is selected by {', '.join(map(repr, patterns))}; there are: {known}")
-    return chosen
-
-
-def _check(net: MomentNet, epochs: int, lr: float, batch_size: int, micro_batch: int | None) -> None:
+def _check(net: MomentNet) -> None:
     if not isinstance(net, MomentNet):
         raise InputError(f"calibrate(net, batches) takes a propagated network, not a {type(net).__name__}")
     if net.dtype not in (torch.float32, torch.float64):
         raise PrecisionError(f"calibrate in float32 and cast afterwards: {net.dtype} is too coarse for small steps")
-    numbers = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "micro_batch": micro_batch}
-    wrong = {name: value for name, value in numbers.items() if value is not None and not 0 < value < math.inf}
-    if wrong:
-        raise CalibrationError(f"{', '.join(f'{n}={v}' for n, v in wrong.items())}: it must be positive")
     if not any(bool((var > 0).any()) for _, var in net.var):
         raise CalibrationError("all variances of this network are 0: there is nothing to scale")

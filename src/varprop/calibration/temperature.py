@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from varprop.batch import read
 from varprop.errors import InputError
 from varprop.moments import Moments
-from varprop.prediction.batches import read
 from varprop.prediction.links import ClassLink
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import GaussianPredictor
@@ -49,7 +49,7 @@ class TemperatureScaled(GaussianPredictor):
         return self.predictor.device
 
     def logits(self, *args: Any, **kwargs: Any) -> Moments:
-        return divided(self.predictor.logits(*args, **kwargs), self.temperature)
+        return self.predictor.logits(*args, **kwargs).divided_by(self.temperature)
 
     def decide(self, logits: Moments) -> Prediction | Regression:
         return self.predictor.decide(logits)
@@ -72,13 +72,13 @@ class TemperatureScaled(GaussianPredictor):
 
         def nll(log_temperature: float) -> float:
             temperature = math.exp(log_temperature)
-            losses = [self.predictor.loss(divided(logits, temperature), target).sum() for logits, target in kept]
+            losses = [self.predictor.loss(logits.divided_by(temperature), target).sum() for logits, target in kept]
             return float(torch.stack(losses).sum()) / count
 
         before = nll(0.0)
         if not math.isfinite(before):
             raise InputError(f"the NLL of the held-out data is {before}: the logits are not finite")
-        after, best = min((before, 0.0), _minimum(nll, math.log(LOWEST), math.log(HIGHEST)))
+        after, best = min((before, 0.0), lowest(nll))
         temperature = math.exp(best)
         if not 1.05 * LOWEST < temperature < HIGHEST / 1.05:
             warnings.warn(
@@ -93,19 +93,16 @@ class TemperatureScaled(GaussianPredictor):
         return f"TemperatureScaled({self.predictor}, temperature={self.temperature:.4g})"
 
 
-def divided(logits: Moments, temperature: float) -> Moments:
-    return Moments(logits.mean / temperature, logits.var / temperature**2)
-
-
-def _minimum(function: Callable[[float], float], low: float, high: float, points: int = 17) -> tuple[float, float]:
-    """The least value and where it is: the best of a grid, then Brent's method between its neighbours.
+def lowest(function: Callable[[float], float], points: int = 17) -> tuple[float, float]:
+    """The least value of a function of log T and where it is: the best of a grid, then Brent's method between its
+    neighbours.
 
     The NLL of a mean network has one minimum in 1/T, so this finds it. Gradient methods, used elsewhere, may not
     arrive and do not say so.
     """
     from scipy.optimize import minimize_scalar  # here, because it takes long to import
 
-    grid = np.linspace(low, high, points)
+    grid = np.linspace(math.log(LOWEST), math.log(HIGHEST), points)
     best = int(np.nanargmin([function(x) for x in grid]))
     around = grid[max(0, best - 1)], grid[min(points - 1, best + 1)]
     found = minimize_scalar(function, bounds=around, method="bounded", options={"xatol": 1e-6})

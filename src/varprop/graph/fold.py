@@ -40,10 +40,32 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
                 evaluate(nodes, known)
             if not isinstance(known[base], Tensor) or known[base].numel() > largest:
                 continue
+            tensors.recipes[names[base]] = _copied(nodes)
             folded[names[base]] = known[base].contiguous()
         base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{names[base]}", (), {}
         values[base.target] = folded[names[base]]
     drop_dead_code(graph)
+
+
+def refold(tensors: Registries) -> None:
+    """Compute what was folded again, after the tensors it is made of have changed."""
+    values = dict((*tensors.named_buffers(), *tensors.named_parameters()))
+    for name, recipe in tensors.recipes.items():
+        known = {node: values[node.target] for node in recipe.find_nodes(op="get_attr")}
+        with torch.no_grad():
+            evaluate(recipe.nodes, known)
+        result = known[recipe.output_node().args[0]]
+        tensors.folded[name] = values[f"folded.{name}"] = result.contiguous()
+
+
+def _copied(nodes: list[fx.Node]) -> fx.Graph:
+    """A graph of its own that computes the last of these nodes."""
+    recipe = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        copies[node] = recipe.node_copy(node, copies.__getitem__)
+    recipe.output(copies[nodes[-1]])
+    return recipe
 
 
 def _constants(graph: fx.Graph) -> set[fx.Node]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 REGISTRY_NAMES = ("mean", "var", "buffer", "scale", "constant", "folded", "pointwise")
 
@@ -70,6 +70,7 @@ class Registries(nn.Module):
     def clear(self) -> None:
         """Empty what compiling a call fills."""
         self.constant, self.folded = Registry(persistent=False), Registry(persistent=False)
+        self.recipes: dict[str, fx.Graph] = {}  # how each folded tensor is computed
         self.pointwise = nn.ModuleDict()
 
     def lend(self, module: nn.Module) -> None:

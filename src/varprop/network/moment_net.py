@@ -30,6 +30,7 @@ from varprop.graph.signature import Binder, Call
 from varprop.graph.walk import Walk
 from varprop.moments import Moments, is_random
 from varprop.network import saving
+from varprop.network.record import Calibration
 from varprop.network.trace import Trace as Trace
 from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
@@ -42,7 +43,7 @@ class MomentNet(Registries):
     """Mean and variance of a model's output in one forward pass. Made by ``propagate``.
 
     Its tensors: ``mean`` (every parameter), ``var`` (the random ones), ``buffer``, ``scale`` (log α of
-    each scale point) and ``folded`` (products of weights alone, not saved).
+    each scale point) and ``folded`` (products of weights alone, not saved). ``temperature`` divides the output.
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, rules: RuleSet, output: Output = None) -> None:
@@ -71,6 +72,8 @@ class MomentNet(Registries):
         self.rules, self.output = rules, output
         self._model = (model,)  # a tuple, so that the model's own tensors are not this module's
         self._binder = Binder(model.forward)
+        self.temperature = 1.0
+        self.calibration: Calibration | None = None
         self._plans: list[Plan] = []
         self._lock = threading.RLock()
         self.register_load_state_dict_post_hook(_refold)
@@ -80,7 +83,8 @@ class MomentNet(Registries):
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
         plan, leaves = self.plan(args, kwargs)
         result = plan.module(*leaves) if torch.compiler.is_compiling() else plan.run(*leaves)
-        return Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
+        moments = Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
+        return moments if self.temperature == 1 else moments.divided_by(self.temperature)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         """Capture this call ahead of time, which ``torch.compile`` and saving need."""
@@ -234,6 +238,7 @@ class MomentNet(Registries):
         new._set_up(self._model[0], self.rules, self.output)
         for name in (*REGISTRY_NAMES, "scale_names"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
+        new.recipes, new.temperature, new.calibration = dict(self.recipes), self.temperature, self.calibration
         new._plans = [
             dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new)) for plan in self._plans
         ]

@@ -1,0 +1,204 @@
+"""The default calibration: width, temperature and scales, as many of them as cross-validation supports."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from varprop.calibration.held_out import Dealt, HeldOut, Piece, deal, parts
+from varprop.calibration.layers import Layers, Pass, Prior, fit
+from varprop.calibration.request import Request
+from varprop.calibration.widths import WIDEST, Array, Output, Wide, Widths, search
+from varprop.errors import CalibrationError
+from varprop.network.moment_net import MomentNet
+from varprop.network.record import Calibration
+from varprop.prediction.links import Categorical
+
+SPREADS = (0.3, 1.0, 3.0)  # of log α: candidates for the standard deviation of their prior
+SLACK = 0.01  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
+CLEARLY = 1.0  # standard errors
+USUAL = 1e-3, 1e3  # α beyond are warned of
+SUSPICIOUS = 100  # examples without a single error
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to predict, and the loss of each held-out example when it was not among those fitted to."""
+
+    name: str
+    losses: Array
+    width: float = 0.0
+    theta: Array | None = None  # log α of the scales, and the setting of the output
+    setting: float = 0.0
+    spread: float = 0.0
+    converged: bool = True
+
+    @property
+    def nll(self) -> float:
+        return float(self.losses.mean())
+
+    def clearly_better_than(self, other: Candidate) -> bool:
+        gain = other.losses - self.losses
+        return float(gain.mean()) > CLEARLY * float(gain.std()) / math.sqrt(len(gain))
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """As many scales as the held-out data support, found by cross-validation over ``folds``.
+
+    First the width of the posterior, one factor for all variances of weights, with a temperature beside it (for a
+    regression, the noise). Then log α of the layers under a Gaussian prior around their common value, of several
+    standard deviations. What has the least cross-validated loss is taken, or what is simpler and not clearly worse;
+    and if the propagated variance does not lower the loss of the plain network with a temperature, it is left out.
+
+    Choices are made on ``most`` to 2·``most`` examples, spread over the set; the scales are then fitted to all.
+    ``micro_batch`` examples at most go through the network together.
+    """
+
+    folds: int = 5
+    most: int = 2048
+    micro_batch: int = 256
+    steps: int = 8
+
+    def __post_init__(self) -> None:
+        if min(self.folds - 1, self.most, self.micro_batch, self.steps) < 1:
+            raise CalibrationError(f"{self}: numbers must be positive, and folds at least 2")
+
+    def fit(self, net: MomentNet, held_out: HeldOut, request: Request) -> MomentNet:
+        dealt = deal(held_out, self.folds, self.most, self.micro_batch)
+        _check(dealt, request, self.folds)
+        with tqdm(desc="calibrate", unit=" passes", disable=request.silent, leave=False) as bar:
+            return _Fit(self, net, held_out, dealt, request, bar.update).run()
+
+
+class _Fit:
+    """Where a calibration stands."""
+
+    def __init__(
+        self,
+        procedure: Adaptive,
+        net: MomentNet,
+        held_out: HeldOut,
+        dealt: Dealt,
+        request: Request,
+        tick: Callable[[float], None],
+    ) -> None:
+        self.procedure, self.net, self.held_out, self.dealt, self.request = procedure, net, held_out, dealt, request
+        self.tick, self.passes = tick, 0.0
+        self.output, self.wide = Output(request.link), Wide(net)
+
+    def run(self) -> MomentNet:
+        widths = search(self.wide, self.dealt, self.output, self._count)
+        names = self.request.selected(self.net.scales)
+        found = [*self._without_scales(widths), *self._with_scales(widths, names)]
+        chosen = choose(found)
+        theta = chosen.theta
+        self.wide.set(chosen.width)
+        if theta is not None and self.dealt.stride > 1:
+            theta = self._all(chosen, names)
+        return self._finish(widths, found, chosen, names, theta)
+
+    def _without_scales(self, widths: Widths) -> list[Candidate]:
+        folds, (width, setting) = self.dealt.folds, widths.best()
+        alone = widths.best(variance=False)[1]
+        return [
+            Candidate("plain", widths.plain),
+            Candidate("temperature", widths.crossed(folds, variance=False), setting=widths.settings[alone]),
+            Candidate("width", widths.crossed(folds), widths.widths[width], setting=widths.settings[setting]),
+        ]
+
+    def _with_scales(self, widths: Widths, names: Sequence[str]) -> Iterator[Candidate]:
+        width, setting = widths.widest(SLACK)
+        if not names or not width:
+            return
+        self.wide.set(widths.widths[width])
+        layers = Layers(self.net, self.output, names, self.request.cache, self._count)
+        pieces, u = self.dealt.pieces, float(widths.settings[setting])
+        theta = np.array([0.0] * len(names) + [u])
+        for spread in SPREADS:
+            found = fit(
+                lambda x: layers.run(pieces, x), theta, Prior(spread, u), self.dealt.piece_folds, self.procedure.steps
+            )
+            theta = found.theta
+            losses = layers.run(pieces, *found.without, gradients=False).losses
+            yield Candidate(
+                f"scales ±{spread:g}", losses, widths.widths[width], theta, float(theta[-1]), spread, found.converged
+            )
+        layers.set(np.zeros(len(theta)))
+
+    def _all(self, chosen: Candidate, names: Sequence[str]) -> Array:
+        """θ fitted to all examples, from what was found on some of them."""
+        assert chosen.theta is not None
+        layers = Layers(self.net, self.output, names, 0, self._count)
+        size = self.procedure.micro_batch
+
+        def evaluate(theta: Array) -> Pass:
+            pieces = (Piece(part, 0) for batch in self.held_out for part in parts(batch, size))
+            return layers.run(pieces, theta, keep=False)
+
+        return fit(evaluate, chosen.theta, Prior(chosen.spread, chosen.setting), np.zeros(1, int), 2).theta
+
+    def _count(self, passes: float) -> None:
+        self.passes += passes
+        self.tick(passes)
+
+    def _finish(
+        self, widths: Widths, found: list[Candidate], chosen: Candidate, names: Sequence[str], theta: Array | None
+    ) -> MomentNet:
+        setting = chosen.setting if theta is None else float(theta[-1])
+        if theta is not None:
+            Layers(self.net, self.output, names, 0, self._count).set(theta)
+        if self.output.tempers:
+            self.net.temperature = math.exp(setting)
+        self.net.calibration = Calibration(
+            chosen=chosen.name,
+            nll={candidate.name: candidate.nll for candidate in found},
+            width=chosen.width,
+            noise=math.exp(2 * setting) if self.output.fitted and not self.output.tempers else None,
+            examples=self.dealt.examples,
+            converged=chosen.converged,
+            passes=self.passes,
+        )
+        self._warn(widths, chosen)
+        return self.net
+
+    def _warn(self, widths: Widths, chosen: Candidate) -> None:
+        """Of what a user can do something about."""
+        if chosen.width and chosen.width >= 10**WIDEST:
+            _say("the best width of the posterior is the largest that was tried: is its shape right for this model?")
+        if odd := {n: a for n, a in self.net.scales.items() if not USUAL[0] <= a <= USUAL[1]}:
+            listed = ", ".join(f"{name} ({alpha:.2g})" for name, alpha in odd.items())
+            _say(f"some scales are far from 1: {listed}. Their layers have next to no say; try scales=OUTPUT_ONLY")
+        if not chosen.converged:
+            _say(f"the scales had not settled after {self.procedure.steps} steps: Adaptive(steps=…) takes more")
+
+
+def choose(candidates: Sequence[Candidate]) -> Candidate:
+    """The simplest that is not clearly worse than the best; variance only if it lowers the loss."""
+    plain, temperature, *propagated = candidates
+    simple = plain if plain.clearly_better_than(temperature) else temperature
+    best = min(propagated, key=lambda candidate: candidate.nll)
+    if best.nll >= simple.nll:
+        return simple
+    return next(candidate for candidate in propagated if not best.clearly_better_than(candidate))
+
+
+def _check(dealt: Dealt, request: Request, folds: int) -> None:
+    if dealt.examples < 2 * folds:
+        raise CalibrationError(
+            f"{dealt.examples} held-out examples are too few for {folds} folds: give at least {2 * folds}"
+        )
+    targets = [piece.batch.target for piece in dealt.pieces]
+    if isinstance(request.link, Categorical) and not targets[0].is_floating_point():
+        low, high = min(int(t.min()) for t in targets), max(int(t.max()) for t in targets)
+        if low == high:
+            raise CalibrationError(f"all held-out examples have the label {low}: no probability can be fitted to that")
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, stacklevel=7)  # at the call of calibrate

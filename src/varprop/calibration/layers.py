@@ -1,0 +1,153 @@
+"""The scales of single layers: log α by Newton's method, shrunk towards their common value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from varprop.calibration.held_out import Piece
+from varprop.calibration.stages import Stages, size_of, stages
+from varprop.calibration.widths import Array, Output
+from varprop.errors import CalibrationError
+from varprop.graph.registry import scale_path
+from varprop.network.moment_net import MomentNet
+
+COMMON = 2.0  # standard deviation of the prior of the common log α: the width has been found already
+SETTING = 1.0  # and of the output's setting, around the one found with the width
+FURTHEST = 1.5  # no entry of θ moves further in one step
+ENOUGH = 0.2  # nats in all: a step that promises less is not worth a pass, since noise leaves ½ for each scale
+SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass over the pieces gave: a loss for each example, and for each piece the gradient of their sum."""
+
+    losses: Array
+    gradients: Array
+
+
+class Layers:
+    """The losses of pieces as a function of θ: log α of the named scales, and the setting u of the output."""
+
+    def __init__(
+        self, net: MomentNet, output: Output, names: Sequence[str], cache: int, tick: Callable[[float], None]
+    ) -> None:
+        self.net, self.output, self.names, self.room, self.tick = net, output, names, cache, tick
+        self.scales = [net.scale[scale_path(name)] for name in names]
+        self.stages: dict[int, Stages] = {}
+        self.kept: dict[int, tuple[Stages, tuple[Any, ...]]] = {}
+
+    def run(self, pieces: Iterable[Piece], *thetas: Array, keep: bool = True, gradients: bool = True) -> Pass:
+        """At one θ, or at one for each fold. What ``keep`` keeps is used again for the piece in the same place."""
+        self.tick(3 if gradients else 1)
+        losses, rows = [], []
+        for number, piece in enumerate(pieces):
+            u = self.set(thetas[piece.fold % len(thetas)], gradients=gradients)
+            stage, prepared = (self.kept.get(number) if keep else None) or self._prepare(number, piece, keep)
+            with torch.set_grad_enabled(gradients):
+                found = self.output.loss(stage.finish(prepared), piece.batch.target.to(self.net.device), u)
+            losses.append(found.detach().double().cpu().numpy())
+            if gradients:
+                found.sum().backward()
+                rows.append([0.0 if x.grad is None else float(x.grad) for x in (*self.scales, u)])
+        return Pass(np.concatenate(losses), np.array(rows))
+
+    def set(self, theta: Array, *, gradients: bool = False) -> Tensor:
+        """Give the scales these values; the last one, u, is returned."""
+        for scale, value in zip(self.scales, theta, strict=False):
+            scale.requires_grad_(gradients).grad = None
+            with torch.no_grad():
+                scale.fill_(value)
+        return torch.tensor(theta[-1], dtype=torch.float64, requires_grad=gradients and self.output.fitted)
+
+    def _prepare(self, number: int, piece: Piece, keep: bool) -> tuple[Stages, tuple[Any, ...]]:
+        batch = piece.batch.to(self.net.device)
+        plan, leaves = self.net.plan(batch.args, batch.kwargs)
+        if id(plan) not in self.stages:
+            self.stages[id(plan)] = stages(self.net, plan, {scale_path(name) for name in self.names})
+        item = self.stages[id(plan)], self.stages[id(plan)].prepare(leaves)
+        if keep and (size := size_of(item[1])) <= self.room:
+            self.kept[number] = item
+            self.room -= size
+        return item
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A Gaussian over θ: log α within ``spread`` of their common value, u near ``setting``."""
+
+    spread: float
+    setting: float
+
+    def precision(self, size: int) -> Array:
+        result = np.eye(size) / SETTING**2
+        if scales := size - 1:
+            mean = np.full((scales, scales), 1 / scales)
+            result[:-1, :-1] = (np.eye(scales) - mean) / self.spread**2 + mean / scales / COMMON**2
+        return result
+
+    def centre(self, size: int) -> Array:
+        return np.array([0.0] * (size - 1) + [self.setting])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """θ and, for each fold, what it would be without that fold's examples."""
+
+    theta: Array
+    without: Sequence[Array]
+    converged: bool
+
+
+def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: NDArray[np.int64], steps: int) -> Fitted:
+    """The most likely θ under the prior, in at most ``steps`` steps; ``folds`` are those of the pieces.
+
+    The curvature is the covariance of the pieces' gradients (the empirical Fisher information). A step that does not
+    help is tried again, shorter. Without a fold, θ is what one Newton step from the fit to all of them gives: on 300
+    examples of Fashion-MNIST its loss on the fold differs by 0.003 from that of a fit of its own.
+    """
+    precision, centre = prior.precision(len(start)), prior.centre(len(start))
+
+    def objective(theta: Array, found: Pass) -> float:
+        value = float(found.losses.sum() + 0.5 * (theta - centre) @ precision @ (theta - centre))
+        return value if math.isfinite(value) else math.inf
+
+    theta, found = start, evaluate(start)
+    best, damping, converged = objective(theta, found), 0.0, False
+    if best == math.inf:
+        raise CalibrationError("the loss is not finite: some outputs of the network are not")
+    for _ in range(steps):
+        slope = found.gradients.sum(0) + precision @ (theta - centre)
+        bent = fisher(found.gradients) + precision
+        step = _bounded(-np.linalg.solve(bent + damping * np.diag(np.diag(bent)), slope))
+        if converged := -0.5 * float(slope @ step) < ENOUGH:
+            break
+        tried = evaluate(theta + step)
+        if (value := objective(theta + step, tried)) < best:
+            theta, found, best, damping = theta + step, tried, value, damping / 4
+        else:
+            damping = max(4 * damping, 1.0)
+    count = int(folds.max()) + 1
+    bent = fisher(found.gradients) * (1 - 1 / count) + precision
+    steps_back = [np.linalg.solve(bent, found.gradients[folds == fold].sum(0)) for fold in range(count)]
+    return Fitted(theta, [theta + _bounded(step) for step in steps_back], converged)
+
+
+def fisher(gradients: Array) -> Array:
+    """Σᵢ Cov(gᵢ) over examples, from the gradients of pieces; what few pieces leave open is taken as diagonal."""
+    pieces = len(gradients)
+    centred = gradients - gradients.mean(0)
+    total = centred.T @ centred * (pieces / max(pieces - 1, 1))
+    return (1 - SOFTENED) * total + SOFTENED * np.diag(np.diag(total))
+
+
+def _bounded(step: Array) -> Array:
+    return step * min(1.0, FURTHEST / max(float(np.abs(step).max()), 1e-12))

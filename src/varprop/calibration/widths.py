@@ -1,0 +1,178 @@
+"""How wide should the posterior be? The loss of each example over a grid of widths and of settings of the output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from varprop.calibration.held_out import Dealt
+from varprop.calibration.temperature import lowest
+from varprop.errors import CalibrationError
+from varprop.graph.fold import refold
+from varprop.moments import Moments
+from varprop.network.moment_net import MomentNet
+from varprop.prediction.links import ClassLink, Gaussian, Link
+
+Array = NDArray[np.float64]
+
+COARSE = tuple(-3.0 + 0.5 * i for i in range(7))  # log₁₀ of the relative width
+WIDEST = 1.0
+FINE = (0.25, 0.125)  # steps around the best
+OFFSETS = (-1.2, -0.8, -0.4, 0.0, 0.4)  # of the output's setting, from that of the plain network
+BETWEEN = 65  # settings read off, by cubic splines
+
+
+class Output:
+    """One number u that is fitted at the output, by the kind of link.
+
+    For classes it is log T, by which logits are divided; for a regression whose noise is not given, the log of the
+    noise's standard deviation. Other links have none: u = 0.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.tempers = isinstance(link, ClassLink)
+        self.fitted = self.tempers or (isinstance(link, Gaussian) and link.noise == 0)
+
+    def loss(self, logits: Moments, target: Tensor, u: float | Tensor) -> Tensor:
+        """Of each example."""
+        scale = torch.as_tensor(u).exp().to(logits.mean)
+        if self.tempers:
+            logits = logits.divided_by(scale)
+        elif self.fitted:
+            logits = Moments(logits.mean, logits.var + scale.square())
+        losses = self.link.loss(logits, target)
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+    @torch.no_grad()
+    def table(self, logits: list[Moments], targets: list[Tensor], settings: Array) -> Array:
+        """The loss [setting, example]; what is not finite counts as infinite."""
+        rows = []
+        for u in settings:
+            losses = [self.loss(pair, target, float(u)) for pair, target in zip(logits, targets, strict=True)]
+            rows.append(torch.cat(losses).double().nan_to_num(nan=math.inf).cpu().numpy())
+        return np.stack(rows)
+
+    def best(self, logits: list[Moments], targets: list[Tensor]) -> float:
+        """The u of least loss."""
+        if self.tempers:
+            return lowest(lambda u: float(self.table(logits, targets, np.array([u])).mean()))[1]
+        if not self.fitted:
+            return 0.0
+        squares = torch.cat([(a.mean - b).square().flatten() for a, b in zip(logits, targets, strict=True)])
+        return 0.5 * math.log(max(float(squares.double().mean()), 1e-30))
+
+
+class Wide:
+    """A network whose weights' variances can be set, in units of the weights: width² = Σ var / Σ mean².
+
+    So the search is the same whatever scale the posterior came with.
+    """
+
+    def __init__(self, net: MomentNet) -> None:
+        self.net = net
+        means = dict([*net.mean])
+        size = sum(float(means[path].double().square().sum()) for path, _ in net.var)
+        noise = sum(float(var.double().sum()) for _, var in net.var)
+        self.shape = {path: var * (size or 1.0) / noise for path, var in net.var}
+
+    def set(self, width: float) -> None:
+        for path, var in self.shape.items():
+            self.net.var[path].copy_(var * width**2)
+        refold(self.net)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """``losses[w, u, i]`` of example i at each width, the first of which is 0, and each setting of the output."""
+
+    widths: list[float]
+    settings: Array
+    losses: Array
+    plain: Array  # the losses of the network as it is, without variance and with nothing fitted
+
+    def best(self, chosen: NDArray[np.bool_] | None = None, *, variance: bool = True) -> tuple[int, int]:
+        """Where the loss of the chosen examples is least, with any variance or without."""
+        losses = self.losses[: None if variance else 1]
+        total = (losses if chosen is None else losses[..., chosen]).sum(-1)
+        width, setting = np.unravel_index(int(total.argmin()), total.shape)
+        return int(width), int(setting)
+
+    def crossed(self, folds: NDArray[np.int64], *, variance: bool = True) -> Array:
+        """The loss of each example at what is best for the other folds."""
+        found = np.empty(len(folds))
+        for fold in np.unique(folds):
+            width, setting = self.best(folds != fold, variance=variance)
+            found[folds == fold] = self.losses[width, setting, folds == fold]
+        return found
+
+    def widest(self, slack: float) -> tuple[int, int]:
+        """The largest width whose loss is within ``slack`` of the least, relatively, and its best setting."""
+        totals = self.losses.mean(-1).min(-1)
+        width = int(np.flatnonzero(totals <= totals.min() + slack * abs(totals.min())).max())
+        return width, int(self.losses[width].mean(-1).argmin())
+
+
+def search(wide: Wide, dealt: Dealt, output: Output, tick: Callable[[float], None]) -> Widths:
+    """Run the network once for each width."""
+    targets = [piece.batch.target.to(wide.net.device) for piece in dealt.pieces]
+
+    def run(width: float) -> list[Moments]:
+        wide.set(width)
+        tick(1)
+        return forward(wide.net, dealt)
+
+    plain = run(0.0)
+    if not all(bool(logits.mean.isfinite().all()) for logits in plain):
+        raise CalibrationError("the outputs of the plain network are not finite for some held-out examples")
+    grid = output.best(plain, targets) + np.array(OFFSETS if output.fitted else (0.0,))
+    seen = {-math.inf: output.table(plain, targets, grid)}
+
+    def look(log: float) -> None:
+        if log not in seen:
+            seen[log] = output.table(run(10**log), targets, grid)
+
+    def best() -> float:
+        return min(seen, key=lambda log: float(seen[log].sum(-1).min()))
+
+    for log in COARSE:
+        look(log)
+    while best() == max(seen) < WIDEST:
+        look(max(seen) + 0.5)
+    for step in FINE:
+        if (middle := best()) > -math.inf:
+            look(middle - step)
+            look(middle + step)
+    order = sorted(seen)
+    settings = np.linspace(grid[0], grid[-1], BETWEEN) if output.fitted else grid
+    losses = np.stack([_splined(grid, seen[log], settings) for log in order])
+    as_it_is = (
+        output.table(plain, targets, np.zeros(1))[0] if output.tempers else losses[0, losses[0].mean(-1).argmin()]
+    )
+    return Widths([10**log for log in order], settings, losses, alone[alone.mean(-1).argmin()])
+
+
+@torch.no_grad()
+def forward(net: MomentNet, dealt: Dealt) -> list[Moments]:
+    found = []
+    for piece in dealt.pieces:
+        batch = piece.batch.to(net.device)
+        found.append(net(*batch.args, **batch.kwargs))
+    return found
+
+
+def _splined(grid: Array, values: Array, at: Array) -> Array:
+    from scipy.interpolate import CubicSpline  # here, because it takes long to import
+
+    if len(grid) == 1:
+        return values
+    finite = np.isfinite(values).all(0)
+    result = np.full((len(at), values.shape[1]), np.inf)
+    result[:, finite] = CubicSpline(grid, values[:, finite])(at)
+    return result
