@@ -19,6 +19,7 @@ import json
 import platform
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import varprop as vp
-from varprop.calibration import scales
+from varprop.calibration import fixed_epochs
+from varprop.calibration.request import Request
 
 RESULTS = Path(__file__).parent / "results"
 EPOCH_BAR, MEMORY_BAR, LINK_BAR = 4.0, 3.0, 0.10
@@ -78,8 +80,9 @@ def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> 
         for x, y in data:
             plain_step(x, y)
 
-    fit = scales._Fit(net, vp.links.Softmax(), vp.PER_LAYER, 0.03, cache=1 << 30)
-    shown = scales.tqdm(disable=True)
+    request = Request(vp.links.Softmax(), vp.PER_LAYER, 1 << 30, silent=True)
+    fit = fixed_epochs._Fit(net, request, 0.03)
+    shown = fixed_epochs.tqdm(disable=True)
 
     def epoch() -> None:
         fit.epoch(data, batch, batch, shown)
@@ -87,7 +90,7 @@ def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> 
     epoch()
     result = {"parameters": sum(p.numel() for p in model.parameters()), "batch": batch, "examples": batch * batches}
     memory = [peak_memory(lambda: plain_step(*data[0]), device)]
-    single = scales._Fit(net, vp.links.Softmax(), vp.PER_LAYER, 0.03, cache=0)
+    single = fixed_epochs._Fit(net, replace(request, cache=0), 0.03)
     single.epoch(data[:1], batch, batch, shown)
     memory.append(peak_memory(lambda: single.epoch(data[:1], batch, batch, shown), device))
     epoch()  # on a CPU, enough to have the rules compiled

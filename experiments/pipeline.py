@@ -20,6 +20,7 @@ from experiments.paper.norms import keep_norms, kept_norms
 from experiments.recipes import Recipe
 from experiments.training import Lane, lane, train
 from varprop.batch import read
+from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.evaluation.cost import Cost, relative_costs
 from varprop.evaluation.evaluate import evaluate_answers, measure, record
 from varprop.evaluation.fidelity import compare
@@ -164,8 +165,7 @@ class Pipeline:
         self, results: Results, method: Method, subject: _Subject, entries: dict[str, Any]
     ) -> tuple[Row, dict[str, Any]]:
         """The row of a method that does not sample, and its scores."""
-        settings = {"progress": self.progress, **self.recipe.calibration}
-        predictor = subject.predictor(method, **settings)
+        predictor = subject.predictor(method, FixedEpochs(**self.recipe.calibration), self.progress)
         row, scores = measure(
             predictor, subject.held_out, subject.test, method=method.slug, progress=self.progress, **entries
         )
@@ -232,8 +232,10 @@ class _Subject:
     test: PreparedBatches
     nets: dict[RuleSet, MomentNet] = field(default_factory=dict)
 
-    def predictor(self, method: Method, **calibration: Any) -> Predictor:
-        return method.build(self.model, self.posterior, self.held_out, lift=self._lifted, **calibration)
+    def predictor(self, method: Method, paper: FixedEpochs, progress: bool) -> Predictor:
+        return method.build(
+            self.model, self.posterior, self.held_out, lift=self._lifted, paper=paper, progress=progress
+        )
 
     def _lifted(self, rules: RuleSet) -> MomentNet:
         """Methods with the same rules share what is captured."""

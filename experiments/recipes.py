@@ -46,7 +46,7 @@ class Recipe:
     model: Mapping[str, Any] = field(default_factory=dict)
     """Options of the experiment's model."""
     calibration: Mapping[str, Any] = field(default_factory=dict)
-    """Options of ``calibrate`` other than the paper's."""
+    """Options of ``FixedEpochs`` other than the paper's."""
 
     @property
     def options(self) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from varprop.evaluation.methods import ABLATIONS, Method, ablate
 from varprop.moments import Moments
 from varprop.network.coverage import Coverage, coverage
 from varprop.network.moment_net import MomentNet, Trace, propagate
+from varprop.network.record import Calibration
 from varprop.posterior import SWAG, Posterior
 from varprop.prediction import links, scores
 from varprop.prediction.prediction import Prediction, Regression
@@ -28,10 +29,13 @@ __all__ = [
     "PER_LAYER",
     "STREAMLINING",
     "SWAG",
+    "Adaptive",
+    "Calibration",
     "Comparison",
     "Coverage",
     "Decision",
     "Evaluation",
+    "FixedEpochs",
     "MeanNetwork",
     "Method",
     "MomentNet",

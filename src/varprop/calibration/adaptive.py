@@ -13,7 +13,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.calibration.held_out import Dealt, HeldOut, Piece, deal, parts
 from varprop.calibration.layers import Layers, Pass, Prior, fit
 from varprop.calibration.request import Request
-from varprop.calibration.widths import WIDEST, Array, Output, Wide, Widths, search
+from varprop.calibration.widths import WIDEST, Array, Output, Wide, Widths, forward, search
 from varprop.errors import CalibrationError
 from varprop.network.moment_net import MomentNet
 from varprop.network.record import Calibration
@@ -24,6 +24,7 @@ SLACK = 0.01  # scales are fitted from the widest posterior whose loss is that n
 CLEARLY = 1.0  # standard errors
 USUAL = 1e-3, 1e3  # α beyond are warned of
 SUSPICIOUS = 100  # examples without a single error
+FALLEN = 0.01  # accuracy
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,17 @@ class _Fit:
 
     def _warn(self, widths: Widths, chosen: Candidate) -> None:
         """Of what a user can do something about."""
+        examples = self.dealt.examples
+        if widths.accuracy == 1 and examples >= SUSPICIOUS:
+            _say(f"not one of {examples} held-out examples is wrong: was the model trained on them? Then give others")
+        if widths.accuracy is not None and chosen.width:
+            targets = [piece.batch.target.to(self.net.device) for piece in self.dealt.pieces]
+            accuracy = self.output.accuracy(forward(self.net, self.dealt), targets) or 0.0
+            if widths.accuracy - accuracy > max(FALLEN, 2 * math.sqrt(0.25 / examples)):
+                _say(
+                    f"accuracy falls from {widths.accuracy:.1%} to {accuracy:.1%} where the likelihood is best: "
+                    "try scales=OUTPUT_ONLY, or another posterior"
+                )
         if chosen.width and chosen.width >= 10**WIDEST:
             _say("the best width of the posterior is the largest that was tried: is its shape right for this model?")
         if odd := {n: a for n, a in self.net.scales.items() if not USUAL[0] <= a <= USUAL[1]}:

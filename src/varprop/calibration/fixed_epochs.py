@@ -156,13 +156,13 @@ class _Fit:
             warnings.warn(
                 f"calibration raised the NLL of the held-out data from {self.losses[0]:.4f} to {self.losses[-1]:.4f}: "
                 "try a smaller lr",
-                stacklevel=5,
+                stacklevel=4,
             )
         elif self.pace > STILL_MOVING and not self.warned:
             warnings.warn(
                 f"calibration ended after {self.steps} steps while scales were still moving: raise epochs or lr, "
                 "or lower batch_size",
-                stacklevel=5,
+                stacklevel=4,
             )
         return self.net
 
@@ -182,13 +182,13 @@ def _warn(gains: Tensor | None, loss: float, count: int, scales: int) -> bool:
             f"these predictions are underconfident: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
             "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "
             "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
-            stacklevel=6,
+            stacklevel=5,
         )
     elif count < FEW * scales:
         warnings.warn(
             f"{count} held-out examples for {scales} scales are few: the fit may follow noise. "
             "Use more data, or scales=OUTPUT_ONLY",
-            stacklevel=6,
+            stacklevel=5,
         )
     else:
         return False

@@ -17,7 +17,7 @@ from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
-from varprop.prediction.links import ClassLink, Gaussian, Link
+from varprop.prediction.links import Categorical, ClassLink, Gaussian, Link
 
 Array = NDArray[np.float64]
 
@@ -49,6 +49,13 @@ class Output:
             logits = Moments(logits.mean, logits.var + scale.square())
         losses = self.link.loss(logits, target)
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+    def accuracy(self, logits: list[Moments], targets: list[Tensor]) -> float | None:
+        """How many examples have their class right, where each has one."""
+        if not isinstance(self.link, Categorical) or targets[0].is_floating_point():
+            return None
+        right = [(pair.mean.argmax(-1) == t).float().flatten() for pair, t in zip(logits, targets, strict=True)]
+        return float(torch.cat(right).mean())
 
     @torch.no_grad()
     def table(self, logits: list[Moments], targets: list[Tensor], settings: Array) -> Array:
@@ -96,6 +103,7 @@ class Widths:
     settings: Array
     losses: Array
     plain: Array  # the losses of the network as it is, without variance and with nothing fitted
+    accuracy: float | None  # and how often it is right
 
     def best(self, chosen: NDArray[np.bool_] | None = None, *, variance: bool = True) -> tuple[int, int]:
         """Where the loss of the chosen examples is least, with any variance or without."""
@@ -152,10 +160,10 @@ def search(wide: Wide, dealt: Dealt, output: Output, tick: Callable[[float], Non
     order = sorted(seen)
     settings = np.linspace(grid[0], grid[-1], BETWEEN) if output.fitted else grid
     losses = np.stack([_splined(grid, seen[log], settings) for log in order])
-    as_it_is = (
-        output.table(plain, targets, np.zeros(1))[0] if output.tempers else losses[0, losses[0].mean(-1).argmin()]
+    alone = output.table(plain, targets, np.zeros(1)) if output.tempers else losses[0]
+    return Widths(
+        [10**log for log in order], settings, losses, alone[alone.mean(-1).argmin()], output.accuracy(plain, targets)
     )
-    return Widths([10**log for log in order], settings, losses, alone[alone.mean(-1).argmin()])
 
 
 @torch.no_grad()

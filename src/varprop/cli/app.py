@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from varprop.calibration import scales
+from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.cli import shell
 from varprop.cli.demo import demonstrate
 from varprop.cli.references import batches_of, device_named, inputs_of, link_of, model_of, numbers, tried, writable
@@ -85,9 +86,9 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="Folder to save the calibrated network in.")],
     link: LinkName = "softmax",
     output_only: Annotated[bool, typer.Option(help="One scale, at the output, instead of one per layer.")] = False,
-    epochs: Annotated[int, typer.Option(min=1)] = 10,
-    lr: Annotated[float, typer.Option(min=0)] = 0.03,
-    batch_size: Annotated[int, typer.Option(min=1)] = 256,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="The paper's procedure instead: so many epochs of Adam on the scales.")
+    ] = None,
     device: Device = "cpu",
     recipe: RecipeFile = None,
 ) -> None:
@@ -102,9 +103,7 @@ def calibrate(
         batches,
         link=chosen,
         scales=scales.OUTPUT_ONLY if output_only else scales.PER_LAYER,
-        epochs=epochs,
-        lr=lr,
-        batch_size=batch_size,
+        procedure=scales.ADAPTIVE if epochs is None else FixedEpochs(epochs),
     )
     Propagated(net, link=chosen).save_pretrained(out)
     table = Table("module", "α", title=escape(f"scales of {out}"))

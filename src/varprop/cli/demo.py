@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.cli.references import writable
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
@@ -129,7 +130,7 @@ def demonstrate(out: Path, seeds: Sequence[int], *, costs: bool) -> Results:
         model, posterior = train(part, seed)
         found = relative_costs(METHODS, model, posterior, test.images[:64]) if costs else {}
         for method in METHODS:
-            predictor = method.build(model, posterior, [held_out], seed=seed, **CALIBRATION)
+            predictor = method.build(model, posterior, [held_out], seed=seed, paper=FixedEpochs(**CALIBRATION))
             row, scores = measure(predictor, [held_out], [test], row=NAME, method=method.slug, seed=seed, config=CONFIG)
             results.add(replace(row, cost=found.get(method.slug)), scores)
     return results

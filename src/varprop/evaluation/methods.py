@@ -12,6 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from varprop.calibration.adaptive import Adaptive
+from varprop.calibration.fixed_epochs import FixedEpochs
+from varprop.calibration.request import Procedure
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
 from varprop.errors import InputError
@@ -22,6 +25,8 @@ from varprop.prediction.links import Link
 from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, STREAMLINING, RuleSet
 
+PAPER = FixedEpochs()
+
 
 @dataclass(frozen=True)
 class Method:
@@ -29,7 +34,7 @@ class Method:
 
     With ``samples`` it is Monte Carlo; with ``rules``, propagation, where ``scales`` are fitted on held-out data;
     with neither, the mean network. ``temperature`` fits one on top, for networks that are underconfident too, which
-    no variance can mend.
+    no variance can mend. ``procedure`` is that of ``calibrate``, the paper's unless it says otherwise.
     """
 
     slug: str
@@ -38,6 +43,7 @@ class Method:
     scales: tuple[str, ...] = PER_LAYER
     samples: int | None = None
     temperature: bool = False
+    procedure: Procedure = PAPER
 
     def build(
         self,
@@ -49,18 +55,22 @@ class Method:
         output: Output = None,
         seed: int = 0,
         lift: Callable[[RuleSet], MomentNet] | None = None,
-        **calibration: Any,
+        paper: FixedEpochs | None = None,
+        progress: bool = True,
     ) -> Predictor:
         """The predictor, fitted on ``held_out`` batches where there is something to fit.
 
-        ``lift`` makes the network of a rule set; by default ``propagate``.
+        ``lift`` makes the network of a rule set; by default ``propagate``. ``paper`` are other settings of the
+        paper's procedure.
         """
         if self.samples is not None:
             return MonteCarlo(model, posterior, self.samples, link=link, seed=seed, output=output)
         found: GaussianPredictor = MeanNetwork(model, posterior, link=link, output=output)
         if self.rules is not None:
             net = lift(self.rules) if lift else propagate(model, posterior, self.rules, output=output)
-            found = Propagated(calibrate(net, held_out, link=link, scales=self.scales, **calibration), link=link)
+            procedure = paper if paper and isinstance(self.procedure, FixedEpochs) else self.procedure
+            net = calibrate(net, held_out, link=link, scales=self.scales, procedure=procedure, progress=progress)
+            found = Propagated(net, link=link)
         return TemperatureScaled(found).fit(held_out) if self.temperature else found
 
 
@@ -79,13 +89,18 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method("streamlining-per-layer", "Streamlining + per layer", STREAMLINING),
             Method("streamlining-none", "Streamlining, none", STREAMLINING, ()),
             Method("cvp-temperature", "CVP + temperature", CVP, (), temperature=True),
+            Method("cvp-adaptive", "CVP, adaptive", CVP, procedure=Adaptive()),
         )
     }
 )
 """By slug. Monte Carlo, of which there is one for every number of samples, is ``monte_carlo(samples)``."""
 
 ABLATIONS: Mapping[str, Method] = MappingProxyType(
-    {slug: method for slug, method in METHODS.items() if method.rules is not None and not method.temperature}
+    {
+        slug: method
+        for slug, method in METHODS.items()
+        if method.rules is not None and not method.temperature and isinstance(method.procedure, FixedEpochs)
+    }
 )
 """The rows of the paper's ablation table, by slug."""
 
@@ -142,5 +157,6 @@ def ablate(
     for method in methods:
         if method.rules is None or method.slug in nets:
             raise InputError(f"{method.slug!r} is no ablation: give methods with rules, each with a slug of its own")
-        nets[method.slug] = calibrate(lifted(method.rules), batches, scales=method.scales, **settings)
+        options = {"procedure": method.procedure, **settings}
+        nets[method.slug] = calibrate(lifted(method.rules), batches, scales=method.scales, **options)
     return nets
