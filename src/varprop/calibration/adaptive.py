@@ -21,7 +21,7 @@ from varprop.prediction.links import Categorical
 
 SPREADS = (0.3, 1.0, 3.0)  # of log α: candidates for the standard deviation of their prior
 SLACK = 0.01  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
-CLEARLY = 1.0  # standard errors
+CLEARLY = 2.0  # standard errors: a temperature that is not needed costs little, one that is missing much
 USUAL = 1e-3, 1e3  # α beyond are warned of
 SUSPICIOUS = 100  # examples without a single error
 FALLEN = 0.01  # accuracy
@@ -43,9 +43,10 @@ class Candidate:
     def nll(self) -> float:
         return float(self.losses.mean())
 
-    def clearly_better_than(self, other: Candidate) -> bool:
+    def better_than(self, other: Candidate, errors: float) -> bool:
+        """By more than so many standard errors."""
         gain = other.losses - self.losses
-        return float(gain.mean()) > CLEARLY * float(gain.std()) / math.sqrt(len(gain))
+        return float(gain.mean()) > errors * float(gain.std()) / math.sqrt(len(gain))
 
 
 @dataclass(frozen=True)
@@ -191,13 +192,13 @@ class _Fit:
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
-    """The simplest that is not clearly worse than the best; variance only if it lowers the loss."""
+    """The simplest that is not worse than the best by a standard error; variance only if it lowers the loss."""
     plain, temperature, *propagated = candidates
-    simple = plain if plain.clearly_better_than(temperature) else temperature
+    simple = plain if plain.better_than(temperature, CLEARLY) else temperature
     best = min(propagated, key=lambda candidate: candidate.nll)
     if best.nll >= simple.nll:
         return simple
-    return next(candidate for candidate in propagated if not best.clearly_better_than(candidate))
+    return next(candidate for candidate in propagated if not best.better_than(candidate, 1))
 
 
 def _check(dealt: Dealt, request: Request, folds: int) -> None:

@@ -161,9 +161,8 @@ def search(wide: Wide, dealt: Dealt, output: Output, tick: Callable[[float], Non
     settings = np.linspace(grid[0], grid[-1], BETWEEN) if output.fitted else grid
     losses = np.stack([_splined(grid, seen[log], settings) for log in order])
     alone = output.table(plain, targets, np.zeros(1)) if output.tempers else losses[0]
-    return Widths(
-        [10**log for log in order], settings, losses, alone[alone.mean(-1).argmin()], output.accuracy(plain, targets)
-    )
+    alone = alone[alone.mean(-1).argmin()]
+    return Widths([10**log for log in order], settings, losses, alone, output.accuracy(plain, targets))
 
 
 @torch.no_grad()
