@@ -11,8 +11,8 @@ import numpy as np
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.calibration.held_out import Dealt, HeldOut, Piece, deal, parts
-from varprop.calibration.layers import Layers, Pass, Prior, fit
 from varprop.calibration.request import Request
+from varprop.calibration.shrinkage import Layers, Pass, Prior, fit
 from varprop.calibration.widths import WIDEST, Array, Output, Wide, Widths, forward, search
 from varprop.errors import CalibrationError
 from varprop.network.moment_net import MomentNet
@@ -59,13 +59,13 @@ class Adaptive:
     and if the propagated variance does not lower the loss of the plain network with a temperature, it is left out.
 
     Choices are made on ``most`` to 2·``most`` examples, spread over the set; the scales are then fitted to all.
-    ``micro_batch`` examples at most go through the network together.
+    ``micro_batch`` examples at most go through the network together, and no fit takes more than ``steps`` steps.
     """
 
     folds: int = 5
     most: int = 2048
     micro_batch: int = 256
-    steps: int = 8
+    steps: int = 15
 
     def __post_init__(self) -> None:
         if min(self.folds - 1, self.most, self.micro_batch, self.steps) < 1:

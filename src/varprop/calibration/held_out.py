@@ -14,7 +14,8 @@ from torch import Tensor
 
 from varprop.batch import Batch, joined, read, refuse_nan, repeatable
 
-PIECES = 30  # about this many, if memory allows: their gradients, compared, tell how curved the loss is
+PIECES = 20  # about this many, if memory allows: their gradients, compared, tell how curved the loss is
+SMALLEST = 4  # a batch of one is another graph
 
 
 class HeldOut:
@@ -72,7 +73,7 @@ def deal(batches: HeldOut, folds: int, most: int, micro_batch: int) -> Dealt:
         while sum(len(numbers) for _, numbers in kept) > 2 * most:
             stride *= 2
             kept = _thinned(kept, stride)
-    size = min(micro_batch, max(1, count // stride // PIECES))
+    size = min(micro_batch, max(SMALLEST, count // stride // PIECES))
     pieces = [
         Piece(part, fold)
         for fold in range(folds)

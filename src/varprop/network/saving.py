@@ -85,6 +85,7 @@ def load(
     net = kind.__new__(kind)
     net._set_up(built, chosen, selected)
     _fill(net, roles, config["scales"])
+    net.temperature = float(config["temperature"])
     net.capture_outlines(calls)
     with _reported(f"cannot load {folder}"):
         _compare(net, config)
@@ -114,6 +115,7 @@ def _describe(net: MomentNet) -> dict[str, Any]:
         "rules": {"name": net.rules.name, "library": net.rules == NAMED.get(net.rules.name)},
         "output": {"function": getattr(net.output, "__qualname__", "?")} if callable(net.output) else net.output,
         "scales": net.scale_names,
+        "temperature": net.temperature,
         "calls": list(_records(net)),
     }
 
@@ -155,7 +157,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"its format has version {config.get('version')!r}, and this varprop reads version {VERSION}: "
             "a newer varprop may have written it"
         )
-    return config
+    return {"temperature": 1.0} | config  # which networks of version 0.1 do not have
 
 
 def _entry(record: Mapping[str, Any], key: str, kind: type) -> Any:
@@ -384,6 +386,7 @@ def _check(config: Mapping[str, Any], roles: Roles) -> None:
     if wrong:
         raise NetworkFileError(f"its {CONFIG} and {WEIGHTS} disagree about the scales {', '.join(wrong)}")
     alphas = {name: float(roles["scale"][path].exp()) for path, name in paths.items()}
+    alphas["temperature"] = _entry(config, "temperature", float)
     if odd := [f"{name} ({alpha})" for name, alpha in alphas.items() if not 0 < alpha < math.inf]:
         raise NetworkFileError(f"some of its scales are no positive, finite number: {', '.join(odd)}; calibrate again")
 

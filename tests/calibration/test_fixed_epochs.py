@@ -1,4 +1,4 @@
-"""Calibration: what it fits, what it costs, and what it refuses."""
+"""Calibration, by the paper's procedure: what it fits, what it costs, and what it refuses."""
 
 import copy
 import functools
@@ -15,8 +15,9 @@ from transformers import BertConfig, BertForSequenceClassification
 import varprop as vp
 from tests.calibration.digits import trained
 from tests.models import posterior_of
-from varprop.calibration import scales
+from varprop.calibration import fixed_epochs, scales
 from varprop.errors import CalibrationError, InputError, PrecisionError
+from varprop.graph.registry import scale_path
 
 X = torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 3, (400,), generator=torch.Generator().manual_seed(2))
@@ -39,7 +40,11 @@ def captured(activation):
 def calibrate(net, batches, **settings):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "calibration ended")  # few steps are enough to compare ways of making them
-        return vp.calibrate(net, batches, **({"epochs": 2, "progress": False, "batch_size": 100} | settings))
+        procedure = {"epochs": 2, "batch_size": 100}
+        procedure |= {
+            name: settings.pop(name) for name in ("epochs", "lr", "batch_size", "micro_batch") if name in settings
+        }
+        return vp.calibrate(net, batches, procedure=vp.FixedEpochs(**procedure), **({"progress": False} | settings))
 
 
 def nll(net, x, y):
@@ -76,7 +81,7 @@ def test_the_fit_is_that_of_adam_on_the_loss():
             probs = vp.links.Softmax().probs(net(X[some]))
             nn.functional.nll_loss(probs.log(), Y[some]).backward()
             adam.step()
-    expected = {name: float(net.scale[scales.scale_path(name)].detach().exp()) for name in net.scales}
+    expected = {name: float(net.scale[scale_path(name)].detach().exp()) for name in net.scales}
     assert fitted.scales == pytest.approx(expected, rel=1e-4)
 
 
@@ -94,11 +99,11 @@ def test_micro_batches_and_batch_sizes_make_no_difference():
 def test_what_no_scale_can_change_is_computed_once(rules, monkeypatch):
     net = vp.propagate(small()._model[0], posterior_of(small()._model[0], 0.05), rules)
     runs = []
-    original = scales.Stages.prepare
-    monkeypatch.setattr(scales.Stages, "prepare", lambda self, leaves: runs.append(1) or original(self, leaves))
+    original = fixed_epochs.Stages.prepare
+    monkeypatch.setattr(fixed_epochs.Stages, "prepare", lambda self, leaves: runs.append(1) or original(self, leaves))
     calibrate(net, [(X, Y)], scales=vp.OUTPUT_ONLY, epochs=5)
     assert len(runs) == 4  # batches of 100, once each
-    stage = scales.stages(net, net.plan((X,), {})[0], {"(output).log_alpha"})
+    stage = fixed_epochs.stages(net, net.plan((X,), {})[0], {"(output).log_alpha"})
     live = {str(node.target) for node in stage.live.graph.nodes if node.op == "call_function"}
     assert live == {"aten.exp.default", "aten.mul.Tensor"}
 
@@ -133,7 +138,7 @@ def test_too_much_variance_is_scaled_down_and_too_little_up():
     labels = torch.multinomial(vp.Propagated(true)(x).probs, 1, generator=generator).squeeze(-1)
     for factor in (0.2, 5.0):
         net = vp.propagate(model, posterior_of(model, factor))
-        fitted = vp.calibrate(net, [(x, labels)], lr=0.1, epochs=12, progress=False)
+        fitted = vp.calibrate(net, [(x, labels)], procedure=vp.FixedEpochs(12, lr=0.1), progress=False)
         assert fitted.scales["(output)"] * factor == pytest.approx(1, rel=0.25)
 
 
@@ -167,18 +172,18 @@ def test_hugging_face_batches():
 def test_warnings():
     net = small()
     with warnings.catch_warnings(record=True, action="always") as caught:
-        vp.calibrate(net, [(X[:50], vp.Propagated(net)(X[:50]).label)], epochs=1, progress=False)
+        vp.calibrate(net, [(X[:50], vp.Propagated(net)(X[:50]).label)], procedure=vp.FixedEpochs(1), progress=False)
     assert {warning.filename for warning in caught} == {__file__}  # they point at who called
     (only,) = caught  # a temperature is the remedy: neither more data nor more steps
     assert "underconfident" in str(only.message)
     with warnings.catch_warnings(record=True, action="always") as caught:
-        vp.calibrate(net, [(X[:50], Y[:50])], epochs=1, progress=False)
+        vp.calibrate(net, [(X[:50], Y[:50])], procedure=vp.FixedEpochs(1), progress=False)
     (only,) = caught  # more steps would follow the noise further
     assert "50 held-out examples for 3 scales are few" in str(only.message)
     with pytest.warns(UserWarning, match="50 held-out examples for 3 scales are few"):
         calibrate(net, [(X[:50], Y[:50])])
     with pytest.warns(UserWarning, match="still moving: raise epochs"):
-        vp.calibrate(net, [(X, Y)], epochs=1, progress=False)
+        vp.calibrate(net, [(X, Y)], procedure=vp.FixedEpochs(1), progress=False)
 
 
 def test_underconfident_predictions():
@@ -201,7 +206,7 @@ def test_what_is_refused():
     with pytest.raises(InputError, match="propagated network"):
         vp.calibrate(nn.Linear(4, 3), [(X, Y)])
     with pytest.raises(CalibrationError, match="epochs=0, lr=-1"):
-        vp.calibrate(net, [(X, Y)], epochs=0, lr=-1)
+        vp.FixedEpochs(epochs=0, lr=-1)
     with pytest.raises(PrecisionError, match="float32"):
         vp.calibrate(small().bfloat16(), [(X.bfloat16(), Y)])
     certain = vp.propagate(nn.Linear(4, 3), vp.Posterior.from_tensors({}, {}))
@@ -214,7 +219,7 @@ def test_what_is_refused():
     huge = X.clone()
     huge[3] = math.inf
     with pytest.raises(CalibrationError, match=r"loss is nan in epoch 1: the outputs of the network are not finite"):
-        vp.calibrate(net, [(huge, Y)], progress=False)
+        calibrate(net, [(huge, Y)])
     with pytest.raises(InputError, match=r"-100 to 2 for 3 classes: -100 marks what has no label: leave .* out"):
         vp.calibrate(net, [(X, torch.where(Y == 1, -100, Y))], progress=False)
 

@@ -22,7 +22,7 @@ from varprop.network.moment_net import MomentNet
 COMMON = 2.0  # standard deviation of the prior of the common log α: the width has been found already
 SETTING = 1.0  # and of the output's setting, around the one found with the width
 FURTHEST = 1.5  # no entry of θ moves further in one step
-ENOUGH = 0.2  # nats in all: a step that promises less is not worth a pass, since noise leaves ½ for each scale
+ENOUGH = 0.1  # nats for each entry of θ: a step that promises less is not worth a pass, since noise leaves ½
 SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
 
 
@@ -110,35 +110,35 @@ class Fitted:
 def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: NDArray[np.int64], steps: int) -> Fitted:
     """The most likely θ under the prior, in at most ``steps`` steps; ``folds`` are those of the pieces.
 
-    The curvature is the covariance of the pieces' gradients (the empirical Fisher information). A step that does not
-    help is tried again, shorter. Without a fold, θ is what one Newton step from the fit to all of them gives: on 300
-    examples of Fashion-MNIST its loss on the fold differs by 0.003 from that of a fit of its own.
+    Levenberg and Marquardt's method, where the curvature is the covariance of the pieces' gradients (the empirical
+    Fisher information); BFGS took twice as many passes. Without a fold, θ is what one step from the fit to all of them
+    gives: on 300 examples of Fashion-MNIST its loss on the fold differs by 0.003 from that of a fit of its own.
     """
     precision, centre = prior.precision(len(start)), prior.centre(len(start))
 
-    def objective(theta: Array, found: Pass) -> float:
-        value = float(found.losses.sum() + 0.5 * (theta - centre) @ precision @ (theta - centre))
-        return value if math.isfinite(value) else math.inf
+    def look(theta: Array) -> tuple[Pass, float, Array]:
+        found, off = evaluate(theta), theta - centre
+        value = float(found.losses.sum() + 0.5 * off @ precision @ off)
+        return found, value if math.isfinite(value) else math.inf, found.gradients.sum(0) + precision @ off
 
-    theta, found = start, evaluate(start)
-    best, damping, converged = objective(theta, found), 0.0, False
+    theta, (found, best, slope) = start, look(start)
     if best == math.inf:
         raise CalibrationError("the loss is not finite: some outputs of the network are not")
+    damping, converged = 0.0, False
     for _ in range(steps):
-        slope = found.gradients.sum(0) + precision @ (theta - centre)
-        bent = fisher(found.gradients) + precision
-        step = _bounded(-np.linalg.solve(bent + damping * np.diag(np.diag(bent)), slope))
-        if converged := -0.5 * float(slope @ step) < ENOUGH:
+        curvature = fisher(found.gradients) + precision
+        step = _bounded(-np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope))
+        if converged := -0.5 * float(slope @ step) < ENOUGH * len(theta):
             break
-        tried = evaluate(theta + step)
-        if (value := objective(theta + step, tried)) < best:
-            theta, found, best, damping = theta + step, tried, value, damping / 4
+        tried, value, next_slope = look(theta + step)
+        if value < best:
+            theta, found, best, slope, damping = theta + step, tried, value, next_slope, damping / 4
         else:
             damping = max(4 * damping, 1.0)
     count = int(folds.max()) + 1
     bent = fisher(found.gradients) * (1 - 1 / count) + precision
-    steps_back = [np.linalg.solve(bent, found.gradients[folds == fold].sum(0)) for fold in range(count)]
-    return Fitted(theta, [theta + _bounded(step) for step in steps_back], converged)
+    back = np.linalg.solve(bent, np.stack([found.gradients[folds == fold].sum(0) for fold in range(count)], 1))
+    return Fitted(theta, [theta + _bounded(step) for step in back.T], converged)
 
 
 def fisher(gradients: Array) -> Array:
@@ -149,5 +149,5 @@ def fisher(gradients: Array) -> Array:
     return (1 - SOFTENED) * total + SOFTENED * np.diag(np.diag(total))
 
 
-def _bounded(step: Array) -> Array:
+def _bounded(step: NDArray[np.floating[Any]]) -> Array:
     return step * min(1.0, FURTHEST / max(float(np.abs(step).max()), 1e-12))

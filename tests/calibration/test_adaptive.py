@@ -1,0 +1,229 @@
+"""The default calibration: it ends where the data say, whatever the start, and never far from a temperature alone."""
+
+import copy
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import varprop as vp
+from tests.models import posterior_of
+from varprop.calibration.adaptive import Candidate, choose
+from varprop.calibration.held_out import HeldOut, deal
+from varprop.calibration.shrinkage import Pass, Prior, fit
+from varprop.calibration.widths import Wide
+from varprop.errors import CalibrationError
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(1500, 4, generator=G)
+
+
+def calibrate(net, batches, **options):
+    return vp.calibrate(net, batches, **({"progress": False} | options))
+
+
+@functools.cache
+def captured(kind="classes"):
+    """A network with a residual of randomness: labels follow a network near to it, and noise."""
+    torch.manual_seed(0)
+    ends = 3 if kind == "classes" else 1
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, ends)).eval()
+    with torch.no_grad():
+        model[-1].weight *= 5
+    net = vp.propagate(model, posterior_of(model, 0.01))
+    net.capture(X)
+    return net
+
+
+def small(kind="classes"):
+    return copy.deepcopy(captured(kind))
+
+
+def labels(temperature=2.0):
+    logits = small()(X).mean / temperature
+    return torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(1)).squeeze(-1)
+
+
+def nll(net, x, y):
+    return float(vp.links.Softmax().loss(net(x), y).mean())
+
+
+def test_any_start_ends_in_the_same_place():
+    x, y = X[:200], labels()[:200]
+    model = small()._model[0]
+    found = []
+    for factor in (1e-4, 1.0, 1e4):
+        net = vp.propagate(model, posterior_of(model, 0.01).scaled(factor))
+        found.append(calibrate(net, [(x, y)]))
+    for other in found[1:]:
+        assert nll(other, x, y) == pytest.approx(nll(found[0], x, y), abs=1e-4)
+        assert other.calibration.chosen == found[0].calibration.chosen
+
+
+@pytest.mark.parametrize("temperature", [0.4, 2.0])
+def test_over_and_underconfident_networks_are_no_worse_than_with_a_temperature(temperature):
+    """Labels are drawn from the network at that temperature, so a temperature is all there is to find."""
+    y, net = labels(temperature), small()
+    fitted = calibrate(net, [(X[:300], y[:300])])
+    alone = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(X[:300], y[:300])])
+    best = nn.functional.cross_entropy(small()(X[500:]).mean / alone.temperature, y[500:])
+    assert nll(fitted, X[500:], y[500:]) < float(best) + 0.01
+    assert nll(fitted, X[500:], y[500:]) < nll(net, X[500:], y[500:])
+
+
+def test_where_variance_does_not_help_it_is_left_out():
+    plain = Candidate("plain", np.full(100, 1.0))
+    temperature = Candidate("temperature", np.linspace(0.8, 1.0, 100))
+    width = Candidate("width", temperature.losses + 0.01)
+    assert choose([plain, temperature, width]) is temperature
+    better = Candidate("scales", temperature.losses - 0.2)
+    assert choose([plain, temperature, width, better]) is better
+    noise = np.tile([0.5, -0.5], 50)
+    nearly = Candidate("width", better.losses + 0.01 + noise)  # worse, but not by a standard error
+    assert choose([plain, temperature, nearly, better]) is nearly
+    assert choose([Candidate("plain", temperature.losses - 0.1), temperature, width]).name == "plain"
+
+
+def test_no_variance_is_the_plain_network():
+    net = small()
+    Wide(net).set(0.0)
+    mean, var = net(X[:5])
+    assert torch.allclose(mean, net._model[0](X[:5]), atol=1e-6)
+    assert float(var.abs().max()) == 0
+
+
+def test_the_width_is_that_of_the_weights():
+    """Setting the width changes what was folded from the weights, as a new network would have it."""
+    net, model = small(), small()._model[0]
+    wide = Wide(net)
+    wide.set(0.3)
+    means = dict([*net.mean])
+    relative = sum(float(v.sum()) for _, v in net.var) / sum(float(means[p].square().sum()) for p, _ in net.var)
+    assert math.sqrt(relative) == pytest.approx(0.3, rel=1e-5)
+    again = vp.propagate(model, vp.Posterior.from_tensors(means, dict([*net.var])))
+    for a, b in zip(net(X[:9]), again(X[:9]), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_newton_finds_the_minimum_of_a_penalised_loss():
+    """Least squares: the fit and the fits without a fold are known."""
+    rng = np.random.default_rng(0)
+    features, noise = rng.normal(size=(400, 3)), rng.normal(size=400)
+    targets = features @ [0.5, -0.3, 0.2] + noise
+    folds = np.arange(40) % 5
+
+    def evaluate(theta):
+        residuals = features @ theta - targets
+        gradients = (residuals[:, None] * features).reshape(40, 10, 3).sum(1)
+        return Pass(0.5 * residuals**2, gradients)
+
+    prior = Prior(1.0, 0.0)
+    precision, centre = prior.precision(3), prior.centre(3)
+
+    def exact(chosen):
+        a = features[chosen].T @ features[chosen] + precision
+        return np.linalg.solve(a, features[chosen].T @ targets[chosen] + precision @ centre)
+
+    found = fit(evaluate, np.zeros(3), prior, folds, steps=20)
+    assert found.converged
+    assert found.theta == pytest.approx(exact(np.ones(400, bool)), abs=0.05)
+    for fold, theta in enumerate(found.without):
+        assert theta == pytest.approx(exact(np.repeat(folds, 10) != fold), abs=0.06)
+
+
+def test_a_prior_of_small_spread_keeps_scales_together():
+    precision = Prior(0.1, 0.0).precision(4)
+    together, apart = np.array([1.0, 1.0, 1.0, 0.0]), np.array([1.0, -1.0, 0.0, 0.0])
+    assert together @ precision @ together == pytest.approx(1 / 2.0**2)
+    assert apart @ precision @ apart == pytest.approx(2 / 0.1**2)
+
+
+def test_dealing():
+    x, y = torch.arange(1000.0)[:, None], torch.arange(1000)
+    dealt = deal(HeldOut(DataLoader(TensorDataset(x, y), batch_size=70)), 5, 2000, 256)
+    seen = torch.cat([piece.batch.target for piece in dealt.pieces])
+    assert sorted(seen.tolist()) == list(range(1000))
+    assert all(torch.equal(piece.batch.args[0][:, 0], piece.batch.target.float()) for piece in dealt.pieces)
+    assert np.array_equal(dealt.folds, seen.numpy() % 5)  # turns, also in a sorted set
+    thin = deal(HeldOut([(x[:300], y[:300]), (x[300:], y[300:])]), 5, 100, 256)
+    kept = torch.cat([piece.batch.target for piece in thin.pieces])
+    assert sorted(kept.tolist()) == list(range(0, 1000, thin.stride))
+    assert 100 <= len(kept) <= 200
+    assert thin.examples == 1000
+
+
+def test_more_data_than_choices_are_made_on():
+    """Scales found on some of the examples are then fitted to all of them."""
+    y = labels()
+    fitted = calibrate(small(), [(X, y)], procedure=vp.Adaptive(most=200))
+    whole = calibrate(small(), [(X, y)])
+    assert nll(fitted, X, y) == pytest.approx(nll(whole, X, y), abs=0.01)
+
+
+def test_regression_with_noise_that_is_not_known():
+    net = small("regression")
+    y = net._model[0](X).detach() + 0.3 * torch.randn(len(X), 1, generator=torch.Generator().manual_seed(2))
+    fitted = calibrate(net, [(X[:300], y[:300])], link=vp.links.Gaussian())
+    link = vp.links.Gaussian(fitted.calibration.noise)
+    alone = vp.links.Gaussian(float((net(X[:500]).mean - y[:500]).square().mean()))
+    plain = small("regression")
+    Wide(plain).set(0.0)
+    assert float(link.loss(fitted(X[500:]), y[500:]).mean()) < float(alone.loss(plain(X[500:]), y[500:]).mean()) + 0.02
+    assert math.sqrt(fitted.calibration.noise) == pytest.approx(0.3, rel=0.2)
+    assert fitted.temperature == 1
+    given = calibrate(net, [(X[:100], y[:100])], link=vp.links.Gaussian(0.09))
+    assert given.calibration.noise is None
+
+
+def test_several_labels():
+    y = torch.nn.functional.one_hot(labels(), 3).float()
+    fitted = calibrate(small(), [(X[:300], y[:300])], link=vp.links.Sigmoid())
+    loss = vp.links.Sigmoid().loss
+    assert float(loss(fitted(X[300:]), y[300:]).mean()) < float(loss(small()(X[300:]), y[300:]).mean())
+
+
+def test_scales_can_be_left_out_or_selected():
+    y = labels()
+    assert all(alpha == 1 for alpha in calibrate(small(), [(X[:200], y[:200])], scales=()).scales.values())
+    fitted = calibrate(small(), [(X[:200], y[:200])], scales=vp.OUTPUT_ONLY)
+    assert {name for name, alpha in fitted.scales.items() if alpha != 1} <= {"(output)"}
+
+
+def test_it_is_reproducible_saved_and_loaded(tmp_path):
+    y, net = labels(), small()
+    first, second = (calibrate(net, [(X[:300], y[:300])]) for _ in range(2))
+    assert first.temperature == second.temperature != 1
+    assert first.scales == second.scales
+    assert net.temperature == 1
+    first.save_pretrained(tmp_path / "net")
+    loaded = vp.MomentNet.from_pretrained(tmp_path / "net", model=small()._model[0])
+    assert loaded.temperature == first.temperature
+    assert all(torch.equal(a, b) for a, b in zip(loaded(X[:5]), first(X[:5]), strict=True))
+
+
+def test_warnings():
+    net = small()
+    right = net._model[0](X[:200]).argmax(-1)
+    with pytest.warns(UserWarning, match="not one of 200 held-out examples is wrong") as caught:
+        calibrate(net, [(X[:200], right)])
+    assert {warning.filename for warning in caught} == {__file__}  # they point at who called
+    y = torch.where(X[:200, 0] > 0, labels()[:200], 0)
+    with pytest.warns(UserWarning, match="had not settled after 1 steps: Adaptive"):
+        calibrate(net, [(X[:200], y)], procedure=vp.Adaptive(steps=1))
+
+
+def test_what_is_refused():
+    with pytest.raises(CalibrationError, match="9 held-out examples are too few for 5 folds: give at least 10"):
+        calibrate(small(), [(X[:9], labels()[:9])])
+    with pytest.raises(CalibrationError, match="all held-out examples have the label 1"):
+        calibrate(small(), [(X[:50], torch.ones(50, dtype=torch.long))])
+    with pytest.raises(CalibrationError, match="folds at least 2"):
+        vp.Adaptive(folds=1)
+    wild = X[:50].clone()
+    wild[3] = math.inf
+    with pytest.raises(CalibrationError, match="outputs of the plain network are not finite"):
+        calibrate(small(), [(wild, labels()[:50])])
