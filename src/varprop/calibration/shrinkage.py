@@ -150,4 +150,4 @@ def fisher(gradients: Array) -> Array:
 
 
 def _bounded(step: NDArray[np.floating[Any]]) -> Array:
-    return step * min(1.0, FURTHEST / max(float(np.abs(step).max()), 1e-12))
+    return np.asarray(step * min(1.0, FURTHEST / max(float(np.abs(step).max()), 1e-12)), np.float64)

@@ -67,13 +67,24 @@ class Output:
         return np.stack(rows)
 
     def best(self, logits: list[Moments], targets: list[Tensor]) -> float:
-        """The u of least loss."""
-        if self.tempers:
-            return lowest(lambda u: float(self.table(logits, targets, np.array([u])).mean()))[1]
+        """The u of least loss, of a network without variance."""
+        if isinstance(self.link, ClassLink):
+            return lowest(self._mean_loss(logits, targets))[1]
         if not self.fitted:
             return 0.0
         squares = torch.cat([(a.mean - b).square().flatten() for a, b in zip(logits, targets, strict=True)])
         return 0.5 * math.log(max(float(squares.double().mean()), 1e-30))
+
+    def _mean_loss(self, logits: list[Moments], targets: list[Tensor]) -> Callable[[float], float]:
+        """As a function of log T, without the samples that a variance would need."""
+        link, pairs = self.link, [(pair.mean.double(), target) for pair, target in zip(logits, targets, strict=True)]
+        assert isinstance(link, ClassLink)
+
+        @torch.no_grad()
+        def mean(u: float) -> float:
+            return -float(torch.cat([link.log_likelihood(x / math.exp(u), y).flatten() for x, y in pairs]).mean())
+
+        return mean
 
 
 class Wide:

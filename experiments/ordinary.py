@@ -1,0 +1,165 @@
+"""Ordinary networks: what a posterior and a calibration add to a checkpoint, beside what else could be done with it.
+
+Every method is fitted on the held-out data alone, with the same care: Monte Carlo and Laplace approximations have the
+width of their posterior chosen there, and all have a temperature where they have logits. Rows are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.loading import PreparedBatches
+from experiments.pipeline import Pipeline
+from varprop import links
+from varprop.calibration.fixed_epochs import FixedEpochs
+from varprop.calibration.scales import calibrate
+from varprop.calibration.temperature import TemperatureScaled
+from varprop.evaluation.evaluate import evaluate, evaluate_answers
+from varprop.network.moment_net import propagate
+from varprop.posterior import Posterior
+from varprop.prediction.prediction import Prediction
+from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Propagated
+
+WIDTHS = tuple(10 ** (-2 + i / 4) for i in range(9))  # relative: the root of Σ var / Σ mean²
+TRIED, USED = 16, 64  # Monte Carlo samples, in the search for a width and in the end
+HELD_OUT = (50, 100, 300, 1000)
+TEAM = 4
+
+Found = tuple[Mapping[str, float], dict[str, Any]]
+"""Metrics, and what else a row says."""
+
+
+@dataclass
+class Study:
+    """One trained network of several, and the rows about it."""
+
+    pipeline: Pipeline
+    seed: int
+    seeds: Sequence[int]
+    out: Path
+    until: float = math.inf  # by ``time.monotonic()``: what has not begun by then is left out
+
+    def run(self) -> None:
+        """In the order of importance; what is in the file already is not done again."""
+        self.model, self.adam = self.pipeline.trained(self.seed)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.adam.mean[name])
+        splits = self.pipeline.splits(self.seed)
+        device, prepare = self.pipeline.device, self.pipeline.experiment.prepare
+        self.held_out, self.test = (
+            PreparedBatches(part.to(device), prepare, 250, device) for part in (splits.held_out, splits.test)
+        )
+        self.flat = Posterior.isotropic(self.model)
+        for name, method in self._methods():
+            if name not in self._done() and time.monotonic() < self.until:
+                started = time.monotonic()
+                metrics, notes = method()
+                row = {"row": self.pipeline.experiment.name, "seed": self.seed, "method": name, **notes}
+                row |= {"metrics": dict(metrics), "seconds": time.monotonic() - started}
+                with self.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+    def _done(self) -> set[str]:
+        rows = [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.exists() else []
+        return {row["method"] for row in rows if row["seed"] == self.seed}
+
+    def _methods(self) -> Iterator[tuple[str, Callable[[], Found]]]:
+        yield "mean", lambda: (self._score(MeanNetwork(self.model)), {})
+        yield "temperature", lambda: self._tempered(list(self.held_out))
+        yield "cvp-isotropic", lambda: self._propagated(self.flat, list(self.held_out))
+        yield "cvp-adam", lambda: self._propagated(self.adam, list(self.held_out))
+        yield f"ensemble-{TEAM}", self._ensemble
+        yield "mc-adam", lambda: self._sampled(self.adam)
+        yield "mc-isotropic", lambda: self._sampled(self.flat)
+        for count in HELD_OUT:
+            yield f"temperature@{count}", partial(self._tempered, self._some(count))
+            yield f"cvp-isotropic@{count}", partial(self._propagated, self.flat, self._some(count))
+        yield "laplace", lambda: self._sampled(Posterior.from_fisher(self.model, self.held_out))
+        yield "last-layer", lambda: self._propagated(self.flat.restrict("head"), list(self.held_out))
+        yield "cvp-adam-paper", lambda: self._propagated(self.adam, list(self.held_out), procedure=FixedEpochs())
+
+    def _some(self, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Other examples for every seed."""
+        x, y = (torch.cat(parts) for parts in zip(*self.held_out, strict=True))
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(self.seed))[:count]
+        return [(x[order], y[order])]
+
+    def _score(self, predictor: Any) -> Mapping[str, float]:
+        return evaluate(predictor, self.test, progress=False).metrics
+
+    def _tempered(self, batches: Any) -> Found:
+        fitted = TemperatureScaled(MeanNetwork(self.model)).fit(batches)
+        return self._score(fitted), {"temperature": fitted.temperature}
+
+    def _propagated(self, posterior: Posterior, batches: Any, **options: Any) -> Found:
+        net = calibrate(propagate(self.model, posterior), batches, progress=False, **options)
+        found = vars(net.calibration) if net.calibration else {}
+        return self._score(Propagated(net)), {**found, "temperature": net.temperature, "scales": net.scales}
+
+    def _sampled(self, posterior: Posterior) -> Found:
+        size = sum(float(pair.mean.square().sum()) for pair in posterior.values())
+        noise = sum(float(pair.var.sum()) for pair in posterior.values())
+
+        def sampler(width: float, samples: int) -> MonteCarlo:
+            return MonteCarlo(self.model, posterior.scaled(width**2 * size / noise), samples, seed=self.seed)
+
+        def loss(width: float) -> float:
+            return evaluate(sampler(width, TRIED), self.held_out, progress=False).metrics["nll"]
+
+        width = min(WIDTHS, key=loss)
+        return self._score(sampler(width, USED)), {"width": width}
+
+    def _ensemble(self) -> Found:
+        """Of this network and the next ones, with one temperature for all."""
+        start = list(self.seeds).index(self.seed)
+        team = [self.seeds[(start + i) % len(self.seeds)] for i in range(TEAM)]
+        models = [_filled(*self.pipeline.trained(seed)) for seed in team]
+        held_out, test = (list(self._logits(models, data)) for data in (self.held_out, self.test))
+
+        def answer(temperature: float, data: list[tuple[list[Tensor], Tensor]]) -> list[tuple[Prediction, Tensor]]:
+            return [(links.Softmax().average([x / temperature for x in logits]), y) for logits, y in data]
+
+        grid = [10 ** (-0.5 + i / 20) for i in range(21)]
+        best = min(grid, key=lambda t: evaluate_answers(answer(t, held_out), progress=False).metrics["nll"])
+        return evaluate_answers(answer(best, test), progress=False).metrics, {"temperature": best}
+
+    @torch.no_grad()
+    def _logits(self, models: Sequence[nn.Module], data: PreparedBatches) -> Iterator[tuple[list[Tensor], Tensor]]:
+        for x, y in data:
+            yield [model(x) for model in models], y
+
+
+def _filled(model: nn.Module, posterior: Posterior) -> nn.Module:
+    model.load_state_dict(posterior.mean, strict=False)
+    return model
+
+
+def compare_paired(rows: Sequence[dict[str, Any]], reference: str = "temperature") -> dict[str, dict[str, Any]]:
+    """For each method and metric: the mean over seeds, and the mean and standard error of what sets it apart."""
+    by_method: dict[str, dict[int, dict[str, float]]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], {})[row["seed"]] = row["metrics"]
+    found: dict[str, dict[str, Any]] = {}
+    for method, seeds in by_method.items():
+        name, at, count = method.partition("@")
+        beside = by_method.get(f"{reference}{at}{count}", {})
+        common = sorted(set(seeds) & set(beside))
+        for metric in next(iter(seeds.values())):
+            values = torch.tensor([seeds[s][metric] for s in seeds], dtype=torch.float64)
+            entry = {"mean": float(values.mean()), "seeds": len(seeds)}
+            if name != reference and len(common) > 1:
+                gaps = torch.tensor([seeds[s][metric] - beside[s][metric] for s in common], dtype=torch.float64)
+                entry |= {"difference": float(gaps.mean()), "error": float(gaps.std()) / math.sqrt(len(gaps))}
+            found.setdefault(method, {})[metric] = entry
+    return found
