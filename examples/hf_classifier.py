@@ -60,7 +60,7 @@ def main() -> None:
 
     net = vp.propagate(model, posterior)
     held_out = DataLoader(Digits(400, 1000), batch_size=100)
-    net = vp.calibrate(net, held_out, batch_size=100, epochs=15, lr=0.1, progress=False)
+    net = vp.calibrate(net, held_out, progress=False)
     predictor = vp.Propagated(net)
 
     test = DataLoader(Digits(1000, 1797), batch_size=200)

@@ -82,7 +82,7 @@ def main() -> None:
     print(f"mean of the weights, new statistics   {accuracy(model, *test):.4f}")
 
     net = vp.propagate(model, posterior)
-    net = vp.calibrate(net, [held_out], batch_size=100, epochs=10, lr=0.1, progress=False)
+    net = vp.calibrate(net, [held_out], progress=False)
     for name, method in (("plain network", vp.MeanNetwork(model)), ("propagated", vp.Propagated(net))):
         found = vp.evaluate(method, [test], progress=False).metrics
         print(f"{name:>13}:", ", ".join(f"{key} {found[key]:.4f}" for key in ("accuracy", "nll", "ece", "aurc")))

@@ -41,7 +41,7 @@ def main() -> None:
     data = digits()
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
     posterior = train(model, *data["train"])
-    net = vp.calibrate(vp.propagate(model.eval(), posterior), [data["calibrate"]], epochs=40, lr=0.1, progress=False)
+    net = vp.calibrate(vp.propagate(model.eval(), posterior), [data["calibrate"]], progress=False)
     predictor = vp.Propagated(net)
     images, labels = data["test"]
     wrong = 1 - predictor(images).correctness(labels).mean()

@@ -74,7 +74,7 @@ def test_coverage_of_a_hugging_face_class(varprop, monkeypatch):
 
 
 def test_calibrate_saves_a_network_that_loads(varprop, mine):
-    found = varprop("calibrate", *MINE, "--data", "mine:held_out", "--out", "net", "--epochs", "3", "--lr", "0.1")
+    found = varprop("calibrate", *MINE, "--data", "mine:held_out", "--out", "net", "--epochs", "3")
     assert found.code == 0, found.err
     assert "(output)" in found.out
     predictor = vp.Propagated.from_pretrained("net", mine_model())
@@ -173,7 +173,7 @@ def test_recipe_gives_the_options_and_flags_win(varprop, mine):
 
 
 def test_recipe_of_calibrate(varprop, mine):
-    text = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: net\noutput_only: true\nlr: 0.1\n"
+    text = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: net\noutput_only: true\n"
     (mine / "recipe.yaml").write_text(text)
     found = varprop("calibrate", "--recipe", "recipe.yaml", "--epochs", "2")
     assert found.code == 0, found.err

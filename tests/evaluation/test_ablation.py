@@ -32,7 +32,7 @@ def model():
 
 @pytest.mark.filterwarnings("ignore:.*calibration|8 held-out examples", "ignore:these predictions are underconfident")
 def test_the_papers_table(model):
-    nets = vp.ablate(model, posterior_of(model, 0.02), HELD_OUT, epochs=2, progress=False)
+    nets = vp.ablate(model, posterior_of(model, 0.02), HELD_OUT, procedure=vp.FixedEpochs(2), progress=False)
     assert list(nets) == list(vp.ABLATIONS)
     assert len(nets) == 8
     for slug, net in nets.items():

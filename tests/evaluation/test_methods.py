@@ -20,7 +20,9 @@ def model():
 
 
 def make(name, model, **options):
-    return named(name).build(model, posterior_of(model, 0.02), HELD_OUT, progress=False, epochs=2, lr=0.1, **options)
+    return named(name).build(
+        model, posterior_of(model, 0.02), HELD_OUT, progress=False, paper=vp.FixedEpochs(2, lr=0.1), **options
+    )
 
 
 def test_mean_is_the_network_at_the_means_of_the_posterior(model):
@@ -83,7 +85,7 @@ def test_every_method_predicts_with_the_link_it_is_given(model, name):
     target = nn.functional.one_hot(Y, 2).float()
     link = vp.links.Sigmoid()
     predictor = named(name).build(
-        model, posterior_of(model), [(X, target)], link=link, progress=False, epochs=1, lr=0.1
+        model, posterior_of(model), [(X, target)], link=link, progress=False, paper=vp.FixedEpochs(1, lr=0.1)
     )
     assert predictor.link == link
     assert not torch.allclose(predictor(X).probs.sum(-1), torch.ones(len(X)), atol=1e-3)

@@ -89,7 +89,7 @@ def test_minilm_propagates_and_calibrates(bert):
     assert result.mean.shape == (30, 2)
     assert (result.var > 0).all()
     batch = {**tokens, "labels": torch.arange(30) % 2}
-    fitted = vp.calibrate(net, [batch], scales=OUTPUT_ONLY, epochs=1, progress=False)
+    fitted = vp.calibrate(net, [batch], scales=OUTPUT_ONLY, procedure=vp.FixedEpochs(1), progress=False)
     changed = [name for name, scale in fitted.scales.items() if scale != net.scales[name]]
     assert changed == list(OUTPUT_ONLY)
 

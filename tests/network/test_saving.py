@@ -225,7 +225,7 @@ def test_a_loaded_network_can_be_calibrated_moved_and_saved(tmp_path):
     vp.propagate(model, posterior_of(model, 1e-2)).save_pretrained(tmp_path / "a")
     with torch.inference_mode():
         net = vp.MomentNet.from_pretrained(tmp_path / "a", given, device="cpu")
-    settings = {"epochs": 2, "lr": 0.1, "progress": False, "scales": vp.OUTPUT_ONLY}
+    settings = {"procedure": vp.FixedEpochs(2, lr=0.1), "progress": False, "scales": vp.OUTPUT_ONLY}
     net = vp.calibrate(net, [(x, torch.randint(4, (60,)))], **settings)
     net.double().save_pretrained(tmp_path / "b" / "c")
     again = vp.MomentNet.from_pretrained(tmp_path / "b" / "c", Convolutions().eval())
