@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import varprop as vp
 from tests.calibration.digits import trained
 from tests.models import posterior_of
-from varprop.calibration import fixed_epochs, scales
+from varprop.calibration import fixed_epochs
 from varprop.errors import CalibrationError, InputError, PrecisionError
 from varprop.graph.registry import scale_path
 

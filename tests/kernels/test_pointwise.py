@@ -180,6 +180,22 @@ def test_a_rule_used_enough_is_compiled_once(monkeypatch):
         torch.testing.assert_close(result, results[0])
 
 
+@pytest.mark.second
+def test_compiled_rules_and_derivatives_are_those_of_the_rule(monkeypatch):
+    """By the compiler itself, which takes seconds."""
+    monkeypatch.setattr(pointwise, "BODIES", {})
+    module = pointwise.trace(RULES["relu"], torch.float32)
+    found = []
+    for worth in (10**9, 10):
+        monkeypatch.setattr(pointwise, "WORTH_COMPILING", worth)
+        mean, var = (x.clone().requires_grad_() for x in example(1.0)[:2])
+        result = module(mean, var, torch.zeros(()))
+        torch.stack(result).sum().backward()
+        found.append([x.detach() for x in (*result, mean.grad, var.grad)])
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(plain, compiled)
+
+
 def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
     def broken(graph, dynamic):
         raise RuntimeError("no compiler")

@@ -19,8 +19,8 @@ from varprop.network.moment_net import MomentNet
 from varprop.network.record import Calibration
 from varprop.prediction.links import Categorical
 
-SPREADS = (0.3, 1.0, 3.0)  # of log α: candidates for the standard deviation of their prior
-SLACK = 0.01  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
+SPREADS = (3.0, 1.0, 0.3)  # of log α: candidates for the standard deviation of their prior, the freest first
+SLACK = 0.05  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
 CLEARLY = 2.0  # standard errors: a temperature that is not needed costs little, one that is missing much
 USUAL = 1e-3, 1e3  # α beyond are warned of
 SUSPICIOUS = 100  # examples without a single error
@@ -97,7 +97,7 @@ class _Fit:
     def run(self) -> MomentNet:
         widths = search(self.wide, self.dealt, self.output, self._count)
         names = self.request.selected(self.net.scales)
-        found = [*self._without_scales(widths), *self._with_scales(widths, names)]
+        found = [*self._without_scales(widths), *reversed([*self._with_scales(widths, names)])]
         chosen = choose(found)
         theta = chosen.theta
         self.wide.set(chosen.width)
@@ -143,7 +143,7 @@ class _Fit:
             pieces = (Piece(part, 0) for batch in self.held_out for part in parts(batch, size))
             return layers.run(pieces, theta, keep=False)
 
-        return fit(evaluate, chosen.theta, Prior(chosen.spread, chosen.setting), np.zeros(1, int), 2).theta
+        return fit(evaluate, chosen.theta, Prior(chosen.spread, chosen.setting), np.array([], int), 2).theta
 
     def _count(self, passes: float) -> None:
         self.passes += passes
@@ -192,13 +192,15 @@ class _Fit:
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
-    """The simplest that is not worse than the best by a standard error; variance only if it lowers the loss."""
+    """The simplest that is not worse than the best by a standard error; variance only if it lowers the loss.
+
+    Candidates come in the order of simplicity.
+    """
     plain, temperature, *propagated = candidates
     simple = plain if plain.better_than(temperature, CLEARLY) else temperature
     best = min(propagated, key=lambda candidate: candidate.nll)
-    if best.nll >= simple.nll:
-        return simple
-    return next(candidate for candidate in propagated if not best.better_than(candidate, 1))
+    near = [each for each in propagated if each.nll < simple.nll and not best.better_than(each, 1)]
+    return near[0] if near else simple
 
 
 def _check(dealt: Dealt, request: Request, folds: int) -> None:

@@ -22,7 +22,7 @@ from varprop.network.moment_net import MomentNet
 COMMON = 2.0  # standard deviation of the prior of the common log α: the width has been found already
 SETTING = 1.0  # and of the output's setting, around the one found with the width
 FURTHEST = 1.5  # no entry of θ moves further in one step
-ENOUGH = 0.1  # nats for each entry of θ: a step that promises less is not worth a pass, since noise leaves ½
+ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
 SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
 
 
@@ -108,7 +108,7 @@ class Fitted:
 
 
 def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: NDArray[np.int64], steps: int) -> Fitted:
-    """The most likely θ under the prior, in at most ``steps`` steps; ``folds`` are those of the pieces.
+    """The most likely θ under the prior, in at most ``steps`` steps; ``folds`` are those of the pieces, if any.
 
     Levenberg and Marquardt's method, where the curvature is the covariance of the pieces' gradients (the empirical
     Fisher information); BFGS took twice as many passes. Without a fold, θ is what one step from the fit to all of them
@@ -128,13 +128,15 @@ def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: ND
     for _ in range(steps):
         curvature = fisher(found.gradients) + precision
         step = _bounded(-np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope))
-        if converged := -0.5 * float(slope @ step) < ENOUGH * len(theta):
+        if converged := -0.5 * float(slope @ step) < ENOUGH:
             break
         tried, value, next_slope = look(theta + step)
         if value < best:
             theta, found, best, slope, damping = theta + step, tried, value, next_slope, damping / 4
         else:
             damping = max(4 * damping, 1.0)
+    if len(folds) < len(found.gradients):
+        return Fitted(theta, [], converged)
     count = int(folds.max()) + 1
     bent = fisher(found.gradients) * (1 - 1 / count) + precision
     back = np.linalg.solve(bent, np.stack([found.gradients[folds == fold].sum(0) for fold in range(count)], 1))

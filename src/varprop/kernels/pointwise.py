@@ -55,7 +55,7 @@ class Traced:
         if results := self.kernel((mean, var, *more), log_alpha):
             return results
         tensors = mean, var * log_alpha.exp(), *more
-        if compiled := self.tier.compiled(mean):
+        if (compiled := self.tier.compiled(mean)) is not None:  # a compiled module has no truth value
             return in_chunks(compiled, max(1, mean.numel()), *tensors)
         return in_chunks(self._by_width, CHUNK if mean.is_cpu else ACCELERATOR_CHUNK, *tensors)
 
