@@ -95,8 +95,10 @@ class _Fit:
         self.output, self.wide = Output(request.link), Wide(net)
 
     def run(self) -> MomentNet:
-        widths = search(self.wide, self.dealt, self.output, self._count)
         names = self.request.selected(self.net.scales)
+        self.net.temperature = 1.0  # what an earlier calibration has found is found anew
+        self._set(names, np.zeros(len(names)))
+        widths = search(self.wide, self.dealt, self.output, self._count)
         found = [*self._without_scales(widths), *reversed([*self._with_scales(widths, names)])]
         chosen = choose(found)
         theta = chosen.theta
@@ -131,7 +133,7 @@ class _Fit:
             yield Candidate(
                 f"scales ±{spread:g}", losses, widths.widths[width], theta, float(theta[-1]), spread, found.converged
             )
-        layers.set(np.zeros(len(theta)))
+        self._set(names, np.zeros(len(names)))
 
     def _all(self, chosen: Candidate, names: Sequence[str]) -> Array:
         """θ fitted to all examples, from what was found on some of them."""
@@ -145,6 +147,9 @@ class _Fit:
 
         return fit(evaluate, chosen.theta, Prior(chosen.spread, chosen.setting), np.array([], int), 2).theta
 
+    def _set(self, names: Sequence[str], theta: Array) -> None:
+        Layers(self.net, self.output, names, 0, self._count).set(theta)
+
     def _count(self, passes: float) -> None:
         self.passes += passes
         self.tick(passes)
@@ -154,7 +159,7 @@ class _Fit:
     ) -> MomentNet:
         setting = chosen.setting if theta is None else float(theta[-1])
         if theta is not None:
-            Layers(self.net, self.output, names, 0, self._count).set(theta)
+            self._set(names, theta)
         if self.output.tempers:
             self.net.temperature = math.exp(setting)
         self.net.calibration = Calibration(

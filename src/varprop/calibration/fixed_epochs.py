@@ -81,7 +81,7 @@ class _Fit:
         started, steps = self._logs(), self.steps
         kept = self.kept if self.losses else None
         for stage, prepared, target in kept or self._prepare(batches, batch_size, micro_batch):
-            logits = stage.finish(prepared)
+            logits = stage.finish(prepared).divided_by(self.net.temperature)
             loss = _per_example(self.link.loss(logits, target))
             if not self.losses and isinstance(self.link, ClassLink):
                 with torch.no_grad():

@@ -58,15 +58,16 @@ class Layers:
             if gradients:
                 found.sum().backward()
                 rows.append([0.0 if x.grad is None else float(x.grad) for x in (*self.scales, u)])
-        return Pass(np.concatenate(losses), np.array(rows))
+        return Pass(np.nan_to_num(np.concatenate(losses), nan=np.inf), np.array(rows))
 
     def set(self, theta: Array, *, gradients: bool = False) -> Tensor:
-        """Give the scales these values; the last one, u, is returned."""
+        """Give the scales these values; what comes after them, u, is returned."""
         for scale, value in zip(self.scales, theta, strict=False):
             scale.requires_grad_(gradients).grad = None
             with torch.no_grad():
                 scale.fill_(value)
-        return torch.tensor(theta[-1], dtype=torch.float64, requires_grad=gradients and self.output.fitted)
+        u = theta[len(self.scales) :].sum()
+        return torch.tensor(u, dtype=torch.float64, requires_grad=gradients and self.output.fitted)
 
     def _prepare(self, number: int, piece: Piece, keep: bool) -> tuple[Stages, tuple[Any, ...]]:
         batch = piece.batch.to(self.net.device)
