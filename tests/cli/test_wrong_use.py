@@ -188,7 +188,7 @@ def test_report_into_a_place_that_cannot_be_written(refused, tmp_path):
         ("- a\n- b", "recipe.yaml holds no options"),
         (
             "modle: mine:model\nlearning rate: 3",
-            "has unknown options: learning rate, modle; there are batch_size",
+            "has unknown options: learning rate, modle; there are data",
         ),
         (f"{WHOLE}epochs: many", "'--epochs'"),
         (f"{WHOLE}link: [1, 2]", "there is no link '1,2'"),

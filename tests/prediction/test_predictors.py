@@ -8,7 +8,7 @@ from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
-from varprop.calibration.temperature import _minimum
+from varprop.calibration.temperature import lowest
 from varprop.errors import InputError, OutputError, TrainingModeError
 
 
@@ -224,10 +224,10 @@ def test_temperature_of_a_propagated_network(model, posterior):
 
 def test_minimum_where_gradients_vanish():
     """A long plateau on one side, where a gradient method would stop."""
-    y, x = _minimum(lambda t: -math.exp(-(((t - 1.3) / 0.7) ** 2)), -4.6, 4.6)
+    y, x = lowest(lambda t: -math.exp(-(((t - 1.3) / 0.7) ** 2)))
     assert x == pytest.approx(1.3, abs=1e-4)
     assert y == pytest.approx(-1.0)
-    assert _minimum(lambda t: math.inf if t < 0 else (t - 0.5) ** 2, -4.6, 4.6)[1] == pytest.approx(0.5, abs=1e-3)
+    assert lowest(lambda t: math.inf if t < 0 else (t - 0.5) ** 2)[1] == pytest.approx(0.5, abs=1e-3)
 
 
 class Tied(nn.Module):

@@ -1,0 +1,46 @@
+"""Ordinary networks: every method has its row, rows are not made twice, and differences are paired."""
+
+import json
+
+import pytest
+
+from experiments import ordinary
+from experiments.ordinary import Study, compare_paired
+from experiments.pipeline import Pipeline
+from tests.experiments.synthetic import ADAMW, experiment
+
+pytestmark = [
+    pytest.mark.second,
+    pytest.mark.filterwarnings("ignore:.*"),  # 180 examples and two steps: what they warn of is seen elsewhere
+]
+
+
+def test_every_method_has_a_row(tmp_path, monkeypatch):
+    for name, value in {"WIDTHS": (0.01, 0.1), "TRIED": 2, "USED": 2, "HELD_OUT": (20,), "TEAM": 2}.items():
+        monkeypatch.setattr(ordinary, name, value)
+    pipeline = Pipeline(experiment(ADAMW), [0, 1], tmp_path, progress=False, say=lambda _: None)
+    pipeline.train([0, 1])
+    file = tmp_path / "rows.jsonl"
+    Study(pipeline, 0, [0, 1], file).run()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    found = {row["method"]: row for row in rows}
+    assert {"mean", "temperature", "cvp-adam", "cvp-isotropic", "mc-adam", "ensemble-2", "laplace"} < found.keys()
+    assert all(0 <= row["metrics"]["accuracy"] <= 1 for row in rows)
+    assert found["temperature"]["metrics"]["accuracy"] == found["mean"]["metrics"]["accuracy"]
+    assert "chosen" in found["cvp-adam"]
+    assert "chosen" not in found["cvp-adam-paper"]
+    before = file.read_text()
+    Study(pipeline, 0, [0, 1], file).run()
+    assert file.read_text() == before
+
+
+def test_differences_are_paired():
+    rows = [
+        {"method": method, "seed": seed, "metrics": {"nll": seed + (0.5 if method == "temperature" else 0.4)}}
+        for method in ("temperature", "cvp")
+        for seed in range(3)
+    ]
+    found = compare_paired(rows)["cvp"]["nll"]
+    assert found["difference"] == pytest.approx(-0.1)
+    assert found["error"] == pytest.approx(0, abs=1e-9)
+    assert "difference" not in compare_paired(rows)["temperature"]["nll"]
