@@ -53,6 +53,7 @@ def nll(net, x, y):
     return float(vp.links.Softmax().loss(net(x), y).mean())
 
 
+@pytest.mark.second
 def test_any_start_ends_in_the_same_place():
     x, y = X[:200], labels()[:200]
     found = []
@@ -182,9 +183,10 @@ def test_regression_with_noise_that_is_not_known():
     assert given.calibration.noise is None
 
 
+@pytest.mark.second
 def test_several_labels():
     y = torch.nn.functional.one_hot(labels(), 3).float()
-    fitted = calibrate(small(), [(X[:300], y[:300])], link=vp.links.Sigmoid())
+    fitted = calibrate(small(), [(X[:100], y[:100])], link=vp.links.Sigmoid())
     loss = vp.links.Sigmoid().loss
     assert float(loss(fitted(X[300:]), y[300:]).mean()) < float(loss(small()(X[300:]), y[300:]).mean())
 
@@ -196,6 +198,7 @@ def test_scales_can_be_left_out_or_selected():
     assert {name for name, alpha in fitted.scales.items() if alpha != 1} <= {"(output)"}
 
 
+@pytest.mark.second
 def test_calibrating_again_begins_anew():
     y = torch.where(X[:300, 0] > 0, labels()[:300], 0)
     once = calibrate(small(), [(X[:300], y)])
