@@ -1,5 +1,8 @@
 """Lifting writes a rule down once for all layers alike, for every size that capture left free."""
 
+import warnings
+
+import pytest
 import torch
 from torch import nn
 
@@ -37,3 +40,15 @@ def test_a_rule_that_asks_for_a_size_fixes_it():
     net = vp.propagate(model, posterior_of(model), linear_that(ask))
     net.capture(torch.randn(8, 4))
     assert "[8, 4]" in net.signatures[0]
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_a_convolution_serves_batches_of_any_size(size):
+    """Torch chooses a kernel by the size of the batch, which is no reason for another graph."""
+    model = nn.Conv1d(4, 4, 3, padding=1).eval()
+    net = vp.propagate(model, posterior_of(model, 1e-3))
+    net(torch.randn(5, 4, 9))
+    with warnings.catch_warnings(action="error"):
+        found = net(torch.randn(size, 4, 9))
+    assert found.mean.shape == found.var.shape == (size, 4, 9)
+    assert len(net.signatures) == 1

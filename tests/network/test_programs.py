@@ -19,7 +19,7 @@ from tests.network.programs import TOKENS, WIDTH, Program, programs
 
 pytestmark = pytest.mark.second
 
-EXAMPLES = int(os.environ.get("VARPROP_FUZZ", "25"))
+EXAMPLES = int(os.environ.get("VARPROP_FUZZ", "8"))
 SEED = os.environ.get("VARPROP_FUZZ_SEED")
 
 
@@ -29,7 +29,7 @@ def fuzz(test: Callable[..., None]) -> Callable[..., None]:
         max_examples=EXAMPLES,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        derandomize=SEED is None and EXAMPLES <= 25,
+        derandomize=SEED is None and EXAMPLES <= 8,
         database=None,
     )
     given_test = quiet(given(programs(), st.integers(0, 1000))(test))

@@ -123,5 +123,7 @@ def sizes_stay_free(mode: FakeTensorMode) -> Iterator[None]:
         yield
     finally:
         env.frozen = frozen
-    if len(env.guards) > before:
-        raise RuleError(f"a rule holds for some sizes only: {env.guards[before].expr}")
+    # By which of its kernels torch convolves depends on sizes, what it computes does not.
+    asked = [guard for guard in env.guards[before:] if "fake_impls.py" not in str(guard.sloc.framework_loc)]
+    if asked:
+        raise RuleError(f"a rule holds for some sizes only: {asked[0].expr}")
