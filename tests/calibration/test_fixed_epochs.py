@@ -51,7 +51,7 @@ def nll(net, x, y):
     return -vp.Propagated(net)(x).probs.double().gather(-1, y[:, None]).squeeze(-1).log()
 
 
-@pytest.mark.second
+@pytest.mark.slow
 def test_calibration_improves_what_was_not_seen():
     """On average over networks: for some there is little to gain, and chance decides the sign."""
     gains = []
