@@ -13,7 +13,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.calibration.held_out import Dealt, HeldOut, Piece, deal, parts
 from varprop.calibration.request import Request
 from varprop.calibration.shrinkage import Layers, Pass, Prior, fit
-from varprop.calibration.widths import WIDEST, Array, Output, Wide, Widths, forward, search
+from varprop.calibration.widths import WIDEST, Array, Ending, Wide, Widths, forward, search
 from varprop.errors import CalibrationError
 from varprop.network.moment_net import MomentNet
 from varprop.network.record import Calibration
@@ -92,7 +92,7 @@ class _Fit:
     ) -> None:
         self.procedure, self.net, self.held_out, self.dealt, self.request = procedure, net, held_out, dealt, request
         self.tick, self.passes = tick, 0.0
-        self.output, self.wide = Output(request.link), Wide(net)
+        self.output, self.wide = Ending(request.link), Wide(net)
 
     def run(self) -> MomentNet:
         names = self.request.selected(self.net.scales)

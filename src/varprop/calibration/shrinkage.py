@@ -14,7 +14,7 @@ from torch import Tensor
 
 from varprop.calibration.held_out import Piece
 from varprop.calibration.stages import Stages, size_of, stages
-from varprop.calibration.widths import Array, Output
+from varprop.calibration.widths import Array, Ending
 from varprop.errors import CalibrationError
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
@@ -38,7 +38,7 @@ class Layers:
     """The losses of pieces as a function of θ: log α of the named scales, and the setting u of the output."""
 
     def __init__(
-        self, net: MomentNet, output: Output, names: Sequence[str], cache: int, tick: Callable[[float], None]
+        self, net: MomentNet, output: Ending, names: Sequence[str], cache: int, tick: Callable[[float], None]
     ) -> None:
         self.net, self.output, self.names, self.room, self.tick = net, output, names, cache, tick
         self.scales = [net.scale[scale_path(name)] for name in names]

@@ -28,7 +28,7 @@ OFFSETS = (-1.2, -0.8, -0.4, 0.0, 0.4)  # of the output's setting, from that of 
 BETWEEN = 65  # settings read off, by cubic splines
 
 
-class Output:
+class Ending:
     """One number u that is fitted at the output, by the kind of link.
 
     For classes it is log T, by which logits are divided; for a regression whose noise is not given, the log of the
@@ -138,7 +138,7 @@ class Widths:
         return width, int(self.losses[width].mean(-1).argmin())
 
 
-def search(wide: Wide, dealt: Dealt, output: Output, tick: Callable[[float], None]) -> Widths:
+def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], None]) -> Widths:
     """Run the network once for each width."""
     targets = [piece.batch.target.to(wide.net.device) for piece in dealt.pieces]
 
