@@ -23,6 +23,7 @@ COMMON = 2.0  # standard deviation of the prior of the common log α: the width 
 SETTING = 1.0  # and of the output's setting, around the one found with the width
 FURTHEST = 1.5  # no entry of θ moves further in one step
 ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
+LATELY = 4  # steps that together gained less than a tenth of that noise: the rest is flat
 SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
 
 
@@ -125,17 +126,19 @@ def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: ND
     theta, (found, best, slope) = start, look(start)
     if best == math.inf:
         raise CalibrationError("the loss is not finite: some outputs of the network are not")
-    damping, converged = 0.0, False
+    damping, converged, before = 0.0, False, [best]
     for _ in range(steps):
         curvature = fisher(found.gradients) + precision
         step = _bounded(-np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope))
-        if converged := -0.5 * float(slope @ step) < ENOUGH:
+        flat = len(before) > LATELY and before[-1 - LATELY] - best < 0.05 * len(theta)
+        if converged := flat or -0.5 * float(slope @ step) < ENOUGH:
             break
         tried, value, next_slope = look(theta + step)
         if value < best:
             theta, found, best, slope, damping = theta + step, tried, value, next_slope, damping / 4
         else:
             damping = max(4 * damping, 1.0)
+        before.append(best)
     if len(folds) < len(found.gradients):
         return Fitted(theta, [], converged)
     count = int(folds.max()) + 1
