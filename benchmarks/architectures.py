@@ -31,7 +31,7 @@ from tabulate import tabulate
 from torch import nn
 
 import varprop as vp
-from varprop.network.coverage import coverage_of
+from varprop.network.audit import audit_of
 
 SAMPLES = 16
 WIDTH = 1e-3
@@ -150,7 +150,7 @@ def study(name: str) -> dict[str, Any]:
         found = net(**batch)
         sampled = vp.MonteCarlo(model, posterior, samples=SAMPLES)
         draws = torch.stack(list(sampled.draws(**batch))).double()
-        table = coverage_of(net, plan)
+        table = audit_of(net, plan)
     except Exception as error:  # noqa: BLE001 (that is what is asked)
         return row | {"reason": _first_line(error)}
     ratio = (found.var.double().sqrt() / draws.std(0).clamp(min=1e-30)).flatten()

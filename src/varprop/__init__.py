@@ -9,7 +9,7 @@ from varprop.evaluation.evaluate import Evaluation, evaluate
 from varprop.evaluation.fidelity import Comparison, compare
 from varprop.evaluation.methods import ABLATIONS, Method, ablate
 from varprop.moments import Moments
-from varprop.network.coverage import Coverage, coverage
+from varprop.network.audit import Audit, audit
 from varprop.network.moment_net import MomentNet, Trace, propagate
 from varprop.network.record import Calibration
 from varprop.posterior import SWAG, Posterior
@@ -30,9 +30,9 @@ __all__ = [
     "STREAMLINING",
     "SWAG",
     "Adaptive",
+    "Audit",
     "Calibration",
     "Comparison",
-    "Coverage",
     "Decision",
     "Evaluation",
     "FixedEpochs",
@@ -52,9 +52,9 @@ __all__ = [
     "TemperatureScaled",
     "Trace",
     "ablate",
+    "audit",
     "calibrate",
     "compare",
-    "coverage",
     "errors",
     "evaluate",
     "links",

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "CVP": {"plain": 2.5, "sample": 1.25}}
-NAMES = ["demo", "coverage", "calibrate", "evaluate", "bench", "report"]
+NAMES = ["demo", "audit", "calibrate", "evaluate", "bench", "report"]
 
 
 def mine_model():
@@ -45,29 +45,29 @@ def test_help_has_an_example(varprop, name):
     assert f"Example: varprop {name}" in " ".join(found.out.split())
 
 
-def test_coverage_of_a_function(varprop, mine):
-    found = varprop("coverage", "mine:model", "--shape", "2,4")
+def test_audit_of_a_function(varprop, mine):
+    found = varprop("audit", "mine:model", "--shape", "2,4")
     assert found.code == 0
     assert "Sequential under CVP: 3 ops, 0 approximate, 0 independent, 0 missing" in found.out
     assert "aten.gelu.default" in found.out
-    assert "STREAMLINING" in varprop("coverage", "mine:model", "--shape", "2,4", "--rules", "STREAMLINING").out
+    assert "STREAMLINING" in varprop("audit", "mine:model", "--shape", "2,4", "--rules", "STREAMLINING").out
 
 
-def test_coverage_tells_by_its_exit_code_that_a_rule_is_missing(varprop, mine):
-    found = varprop("coverage", "mine:odd", "--shape", "2,4")
+def test_audit_tells_by_its_exit_code_that_a_rule_is_missing(varprop, mine):
+    found = varprop("audit", "mine:odd", "--shape", "2,4")
     assert found.code == 1
     assert "1 missing" in found.out
     assert "aten.i0" in found.out
 
 
-def test_coverage_of_a_hugging_face_class(varprop, monkeypatch):
+def test_audit_of_a_hugging_face_class(varprop, monkeypatch):
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     vit = functools.partial(transformers.ViTConfig, **small, image_size=8, patch_size=4)
     bert = functools.partial(transformers.BertConfig, **small, vocab_size=20)
     monkeypatch.setattr(transformers.ViTForImageClassification, "config_class", vit)
     monkeypatch.setattr(transformers.BertForSequenceClassification, "config_class", bert)
     for args in (["ViTForImageClassification"], ["BertForSequenceClassification", "--shape", "2,7"]):
-        found = varprop("coverage", *args)
+        found = varprop("audit", *args)
         assert found.code == 0, found.err
         assert f"{args[0]} under CVP" in found.out
         assert ", 0 missing" in found.out

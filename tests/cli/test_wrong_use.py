@@ -42,11 +42,11 @@ DATA = ("--held-out", "mine:held_out", "--test", "mine:test")
         (["mine:model", "--shape", "²,4"], "a shape is whole numbers"),
         (["mine:model", "--shape", "2,5"], "Sequential cannot take inputs of shape [2, 5]: mat1 and mat2"),
         (["mine:model", "--shape", "2,4", "--rules", "magic"], "there is no rule set 'magic'; there are CVP"),
-        ([], "Missing argument 'model'; see varprop coverage --help"),
+        ([], "Missing argument 'model'; see varprop audit --help"),
     ],
 )
 def test_models(refused, mine, args, message):
-    assert message in refused("coverage", *args)
+    assert message in refused("audit", *args)
 
 
 @pytest.mark.parametrize("seeds", ["x", "", "-1", "1-", "3-1", "0,,1", "0.5", "²", "0-4-5"])
@@ -204,7 +204,7 @@ def test_recipes(refused, mine, text, message):
 
 def test_transformers_is_an_extra(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "pip install 'varprop[hf]'" in refused("coverage", "ViTForImageClassification")
+    assert "pip install 'varprop[hf]'" in refused("audit", "ViTForImageClassification")
 
 
 def test_entry_says_what_is_missing(monkeypatch, capsys):
@@ -248,17 +248,17 @@ def stream():
 def test_errors_in_functions_of_ones_own(refused, mine):
     (mine / "broken.py").write_text(BROKEN)
     (mine / "typo.py").write_text("def model(:\n    pass\n")
-    found = refused("coverage", "broken:model", "--shape", "2,4")
+    found = refused("audit", "broken:model", "--shape", "2,4")
     assert found.startswith("error: RuntimeError at broken.py:4: The size of tensor a (2) must match")
-    assert "SyntaxError at typo.py:1: " in refused("coverage", "typo:model")
+    assert "SyntaxError at typo.py:1: " in refused("audit", "typo:model")
     found = refused("calibrate", *MINE, "--data", "broken:stream", "--out", "out")
     assert found == "error: KeyError at broken.py:7: 'labels'"
 
 
 def test_errors_of_ours_keep_their_traceback(varprop, mine, monkeypatch):
-    monkeypatch.setattr(app.covering, "coverage", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(app.auditing, "audit", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        varprop("coverage", "mine:model", "--shape", "2,4")
+        varprop("audit", "mine:model", "--shape", "2,4")
 
 
 def test_names_are_no_markup(varprop, mine):

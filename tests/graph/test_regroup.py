@@ -55,7 +55,7 @@ def propagate(model, x):
 
 
 def ops_of(model, x):
-    return [row.op for row in vp.coverage(model.eval(), posterior_of(model), x)]
+    return [row.op for row in vp.audit(model.eval(), posterior_of(model), x)]
 
 
 WRITTEN_OUT = {
@@ -126,7 +126,7 @@ def test_a_chain_that_is_not_defined_everywhere_is_not_integrated():
     result = net(x)
     assert result.var.isfinite().all()
     torch.testing.assert_close(result.mean, model(x), rtol=1e-3, atol=1e-3)
-    assert any("share a source" in row.note for row in vp.coverage(model, posterior_of(model), x))
+    assert any("share a source" in row.note for row in vp.audit(model, posterior_of(model), x))
 
 
 def test_softsign_is_one_function():
@@ -242,11 +242,11 @@ def test_products_that_share_a_source_are_reported():
             return nn.functional.silu(self.gate(x)) * self.up(x)
 
     model, x = SwiGLU().eval(), torch.randn(3, 4)
-    (product,) = [row for row in vp.coverage(model, posterior_of(model), x) if row.op == "aten.mul.Tensor"]
+    (product,) = [row for row in vp.audit(model, posterior_of(model), x) if row.op == "aten.mul.Tensor"]
     assert product.exactness == "independent"
     assert "share a source" in product.note
     (apart,) = [
-        row for row in vp.coverage(model, posterior_of(model).restrict("gate", "up"), x) if row.op == "aten.mul.Tensor"
+        row for row in vp.audit(model, posterior_of(model).restrict("gate", "up"), x) if row.op == "aten.mul.Tensor"
     ]
     assert apart.exactness == "exact"
 
@@ -292,6 +292,6 @@ def test_experts_are_chosen_at_the_mean():
     found, chosen = vp.propagate(model, posterior)(x), model.router(x).argmax(-1)
     torch.testing.assert_close(found.mean, torch.einsum("bi,bio->bo", x, model.weight[chosen]), rtol=0.02, atol=0.02)
     torch.testing.assert_close(found.var, 0.25 * x.square().sum(-1, keepdim=True).expand(-1, 16), rtol=0.02, atol=0)
-    (row,) = (row for row in vp.coverage(model, posterior, x) if row.op == "aten.argmax.default")
+    (row,) = (row for row in vp.audit(model, posterior, x) if row.op == "aten.argmax.default")
     assert row.variance == "stops"
     assert row.exactness == "approximate"

@@ -139,9 +139,9 @@ def test_cells_in_a_loop_share_their_scales(kind):
 
 
 @pytest.mark.second
-def test_coverage_says_that_steps_share_noise():
+def test_audit_says_that_steps_share_noise():
     model, x = make(nn.RNN)
-    table = vp.coverage(model, posterior_of(model), x)
+    table = vp.audit(model, posterior_of(model), x)
     assert not table.missing
     recurrent = [row for row in table if row.path == "recurrent" and row.op == "aten.linear.default"]
     assert all("share" in row.note for row in recurrent[2:])

@@ -86,7 +86,7 @@ def test_it_propagates(name):
     model, x, output = MAKERS[name]()
     model.eval()
     options = {} if output is None else {"output": output}
-    assert vp.coverage(model, posterior_of(model), x, **options).missing == ()
+    assert vp.audit(model, posterior_of(model), x, **options).missing == ()
     plain = getattr(model(x), output or "logits").detach()
     found = vp.propagate(model, posterior_of(model, 1e-6), vp.STREAMLINING, **options)(x)
     torch.testing.assert_close(found.mean, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))

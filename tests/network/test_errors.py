@@ -60,7 +60,7 @@ def test_missing_rules_are_all_listed_with_place_and_remedy():
     assert "2 ops have no variance rule in CVP" in message
     for part in ("linalg_cross", "logcumsumexp", "test_errors.py:", "@vp.rule(", "posterior.restrict"):
         assert part in message
-    report = vp.coverage(model, posterior_of(model), torch.randn(2, 4))
+    report = vp.audit(model, posterior_of(model), torch.randn(2, 4))
     assert len(report.missing) == 2
     assert "2 missing" in str(report)
 
@@ -214,7 +214,7 @@ LINEAR = nn.Linear(4, 3)
     ],
 )
 def test_what_is_no_model(model, message):
-    for use in (vp.propagate, lambda *given: vp.coverage(*given, torch.zeros(2, 4))):
+    for use in (vp.propagate, lambda *given: vp.audit(*given, torch.zeros(2, 4))):
         with pytest.raises(vp.errors.InputError, match=message):
             use(model(), posterior_of(LINEAR))
 
@@ -224,8 +224,14 @@ def test_rules_and_posteriors_that_are_none():
         vp.propagate(LINEAR, posterior_of(LINEAR), rules="CVP")
     with pytest.raises(vp.errors.PosteriorError, match=r"propagate\(model, posterior\) takes a Posterior, not a dict"):
         vp.propagate(LINEAR, {})
-    with pytest.raises(vp.errors.InputError, match="a model is a torch.nn.Module, not a Posterior"):
+
+
+def test_arguments_that_are_mixed_up():
+    with pytest.raises(vp.errors.InputError, match=r"in the place of the model: propagate\(model, posterior\)"):
         vp.propagate(posterior_of(LINEAR), LINEAR)
+    expected = r"audit\(model, posterior, \*inputs\) takes a Posterior, not a Tensor.*vp.Posterior.isotropic\(model\)"
+    with pytest.raises(vp.errors.PosteriorError, match=expected):
+        vp.audit(LINEAR, torch.zeros(2, 4))
 
 
 def test_a_predictor_of_a_plain_model():
@@ -237,7 +243,7 @@ def test_a_predictor_of_a_plain_model():
 
 def test_lines_of_our_own_are_not_the_models():
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-    assert {row.line for row in vp.coverage(model, posterior_of(model), torch.zeros(2, 4))} == {""}
+    assert {row.line for row in vp.audit(model, posterior_of(model), torch.zeros(2, 4))} == {""}
 
 
 def test_an_argument_given_twice():

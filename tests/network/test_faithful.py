@@ -204,7 +204,7 @@ def test_copies_that_are_summed_are_right_or_marked(function):
     predicted = vp.propagate(model, posterior)(x).var
     sampled = sampled_var(model, posterior, x)
     right = torch.allclose(predicted, sampled, rtol=0.15)
-    assert right or vp.coverage(model, posterior, x).independent, "wrong, and called exact"
+    assert right or vp.audit(model, posterior, x).independent, "wrong, and called exact"
 
 
 class Padded(nn.Module):

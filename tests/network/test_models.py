@@ -86,7 +86,7 @@ def test_eager_attention_equals_sdpa(name):
 @pytest.mark.parametrize("name", ["beit", "llama"])
 def test_nothing_is_missing_and_the_report_says_what_is_approximate(name):
     model, batch = make(name)
-    report = vp.coverage(model, posterior_of(model), **batch)
+    report = vp.audit(model, posterior_of(model), **batch)
     assert not report.missing
     assert {row.exactness for row in report} <= {"", "exact", "independent", "approximate"}
     assert any(row.variance == "starts" for row in report)

@@ -167,7 +167,7 @@ def test_tied_weights_are_random_wherever_they_are_used():
     head_only = posterior_of(model).restrict("transformer.wte")
     net = vp.propagate(model, head_only)
     assert (net(**batch).var > 0).all()
-    rows = list(vp.coverage(model, head_only, **batch))
+    rows = list(vp.audit(model, head_only, **batch))
     assert {row.op for row in rows if row.variance == "starts"} == {"aten.embedding.default"}
     assert "share a source" in rows[-1].note  # the head's weight and its input both depend on the embedding
 

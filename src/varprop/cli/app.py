@@ -24,7 +24,7 @@ from varprop.evaluation.cost import relative_costs
 from varprop.evaluation.evaluate import measure
 from varprop.evaluation.methods import listed, method_of
 from varprop.evaluation.results import Results, read_results
-from varprop.network import coverage as covering
+from varprop.network import audit as auditing
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import Propagated
@@ -57,8 +57,8 @@ def demo(
     console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 
 
-@app.command(epilog="Example: varprop coverage ViTForImageClassification")
-def coverage(
+@app.command(epilog="Example: varprop audit ViTForImageClassification")
+def audit(
     model: Annotated[str, typer.Argument(help="A Hugging Face class, or module:function that returns the model.")],
     shape: Annotated[str | None, typer.Option(help="Of the input, batch of 2 or more: 2,3,224,224.")] = None,
     rules: Annotated[str, typer.Option(help="CVP or STREAMLINING.")] = "CVP",
@@ -71,7 +71,7 @@ def coverage(
     posterior = Posterior.from_tensors(mean, {name: torch.full_like(w, 1e-6) for name, w in mean.items()})
     args, kwargs = inputs_of(network, shape)
     tried(network, args, kwargs)
-    table = covering.coverage(network, posterior, *args, rules=NAMED[rules], **kwargs)
+    table = auditing.audit(network, posterior, *args, rules=NAMED[rules], **kwargs)
     typer.echo(table)
     raise typer.Exit(1 if table.missing else 0)
 

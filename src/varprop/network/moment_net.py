@@ -47,14 +47,12 @@ class MomentNet(Registries):
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, rules: RuleSet, output: Output = None) -> None:
+        if isinstance(model, Posterior):
+            raise InputError("a Posterior was given in the place of the model: propagate(model, posterior)")
         require_model(model)
         if not isinstance(rules, RuleSet):
             raise RuleError(f"rules are a rule set, such as vp.CVP, not the {type(rules).__name__} {rules!r}")
-        if not isinstance(posterior, Posterior):
-            raise PosteriorError(
-                f"propagate(model, posterior) takes a Posterior, not a {type(posterior).__name__}: "
-                "Posterior.from_tensors(mean, var) makes one"
-            )
+        require_posterior(posterior, "propagate(model, posterior)")
         moments = posterior.resolve(model)
         _refuse_half(next((p.dtype for p in model.parameters() if p.is_floating_point()), None))
         self._set_up(model, rules, output)
@@ -253,6 +251,14 @@ def propagate(model: nn.Module, posterior: Posterior, rules: RuleSet = CVP, *, o
     captured on the first call and is not changed; the network keeps its own copy of every tensor.
     """
     return MomentNet(model, posterior, rules, output)
+
+
+def require_posterior(posterior: Any, call: str) -> None:
+    if not isinstance(posterior, Posterior):
+        raise PosteriorError(
+            f"{call} takes a Posterior, not a {type(posterior).__name__}. "
+            "Without one of your own: vp.Posterior.isotropic(model)"
+        )
 
 
 def _refold(net: MomentNet, _: Any) -> None:

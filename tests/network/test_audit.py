@@ -20,7 +20,7 @@ class Model(nn.Module):
 
 
 def report(model, posterior, **options):
-    return {(row.op, row.path): row for row in vp.coverage(model, posterior, torch.randn(3, 4), **options)}
+    return {(row.op, row.path): row for row in vp.audit(model, posterior, torch.randn(3, 4), **options)}
 
 
 def test_where_variance_starts_flows_and_stops():
@@ -34,7 +34,7 @@ def test_where_variance_starts_flows_and_stops():
     assert rows["aten.softmax.int", ""].exactness == "approximate"
     assert "dropped" in rows["aten.softmax.int", ""].note
     assert rows["aten.mul.Tensor", ""].exactness == "exact"  # the map carries no variance, so nothing is shared
-    assert rows["aten.linear.default", "head"].line.startswith("test_coverage.py:")
+    assert rows["aten.linear.default", "head"].line.startswith("test_audit.py:")
 
 
 def test_it_depends_on_the_posterior_and_on_the_rules():
@@ -48,12 +48,12 @@ def test_it_depends_on_the_posterior_and_on_the_rules():
 
 def test_it_prints_as_a_table():
     model = Model().eval()
-    text = str(vp.coverage(model, posterior_of(model), torch.randn(3, 4)))
+    text = str(vp.audit(model, posterior_of(model), torch.randn(3, 4)))
     title, header, *lines, legend = text.splitlines()
     assert title.startswith("Model under CVP: ")
     assert title.endswith("0 missing")
     assert header.split() == ["op", "module", "rule", "variance", "exactness", "note"]
-    assert len(lines) == len(vp.coverage(model, posterior_of(model), torch.randn(3, 4)))
+    assert len(lines) == len(vp.audit(model, posterior_of(model), torch.randn(3, 4)))
     assert legend.startswith("exact: for independent Gaussian inputs")
 
 
@@ -67,7 +67,7 @@ def test_a_rule_is_needed_only_where_variance_is_asked_for():
             return torch.softmax(torch.i0(self.gate(x)), -1) * self.value(x)
 
     model, x = Gated().eval(), torch.randn(3, 4)
-    report = vp.coverage(model, posterior_of(model), x)
+    report = vp.audit(model, posterior_of(model), x)
     (row,) = [row for row in report if "i0" in row.op]
     assert (row.variance, row.rule, row.exactness) == ("unused", "", "")
     assert not report.missing
@@ -93,12 +93,12 @@ def test_a_tensor_taken_twice_is_not_called_exact(combine):
             return combine(self.linear(x))
 
     model = Twice().eval()
-    table = vp.coverage(model, posterior_of(model), torch.randn(2, 4))
+    table = vp.audit(model, posterior_of(model), torch.randn(2, 4))
     assert any("share a source" in row.note for row in table.independent)
 
 
 def exactness(model, x, posterior=None):
-    table = vp.coverage(model.eval(), posterior or posterior_of(model), x)
+    table = vp.audit(model.eval(), posterior or posterior_of(model), x)
     return [row.exactness for row in table if row.variance != "none"]
 
 
@@ -170,7 +170,7 @@ def test_exactness_is_decided_for_each_call():
             return (h / 2) ** 2 + x / (h**1.5 + 9)
 
     model = Net().eval()
-    found = [(row.op, row.exactness) for row in vp.coverage(model, posterior_of(model), torch.rand(3, 4))]
+    found = [(row.op, row.exactness) for row in vp.audit(model, posterior_of(model), torch.rand(3, 4))]
     assert ("aten.layer_norm.default", "exact") in found  # only its weights are random
     assert [kind for op, kind in found if op == "aten.div.Tensor"] == ["exact", "approximate"]
     assert [kind for op, kind in found if op == "aten.pow.Tensor_Scalar"] == ["exact", "approximate"]
@@ -182,7 +182,7 @@ def test_a_rule_that_says_nothing_is_not_called_exact():
         return x
 
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
-    table = vp.coverage(model, posterior_of(model), torch.randn(2, 4), rules=vp.CVP.replace(silent))
+    table = vp.audit(model, posterior_of(model), torch.randn(2, 4), rules=vp.CVP.replace(silent))
     assert [row.note for row in table.approximate] == ["the rule does not say how exact it is"]
 
 
@@ -192,7 +192,7 @@ def test_an_op_without_a_rule_that_reduces_everything():
             return torch.linalg.det(super().forward(x))
 
     model = Determinant(4, 4).eval()
-    missing = vp.coverage(model, posterior_of(model), torch.randn(4, 4)).missing
+    missing = vp.audit(model, posterior_of(model), torch.randn(4, 4)).missing
     assert any("det" in row.op for row in missing)
 
 

@@ -16,7 +16,7 @@ from varprop.graph.compiler import Plan, plan_call
 from varprop.graph.export import Output
 from varprop.graph.walk import Applied
 from varprop.moments import Moments
-from varprop.network.moment_net import MomentNet
+from varprop.network.moment_net import MomentNet, require_posterior
 from varprop.network.noise import shared_noise
 from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
@@ -46,7 +46,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Audit:
     """A table of every op of a model, in the order they run. ``print`` it, or iterate over its rows."""
 
     model: str
@@ -86,20 +86,21 @@ class Coverage:
         return "\n".join([title, tabulate(table, header, tablefmt="plain", disable_numparse=True), legend])
 
 
-def coverage(
+def audit(
     model: nn.Module, posterior: Posterior, *args: Any, rules: RuleSet = CVP, output: Output = None, **kwargs: Any
-) -> Coverage:
+) -> Audit:
     """Tell what ``propagate(model, posterior, rules)(*args, **kwargs)`` would do, op by op, without running it."""
+    require_posterior(posterior, "audit(model, posterior, *inputs)")
     net = MomentNet(model, posterior, rules, output)
-    return coverage_of(net, plan_call(net.lifting, net.bind(args, kwargs), refuse=lambda *_: None))
+    return audit_of(net, plan_call(net.lifting, net.bind(args, kwargs), refuse=lambda *_: None))
 
 
-def coverage_of(net: MomentNet, plan: Plan) -> Coverage:
+def audit_of(net: MomentNet, plan: Plan) -> Audit:
     """The table of a call that is compiled already."""
     starts = plan.captured.sources(net.var)
     shared = shared_noise(plan.captured, plan.applied, starts)
     rows = tuple(_row(entry, set(starts), shared) for entry in plan.applied if _computes(entry.node))
-    return Coverage(type(net.lifting.model).__name__, net.rules.name, rows)
+    return Audit(type(net.lifting.model).__name__, net.rules.name, rows)
 
 
 def _computes(node: fx.Node) -> bool:
