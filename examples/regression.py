@@ -58,12 +58,12 @@ def run(seed: int) -> tuple[list[float], list[float]]:
     posterior = train(model, *seen)
     model.eval()
     with torch.no_grad():
-        link = vp.links.Gaussian(float((model(seen[0]) - seen[1]).square().mean()))
+        link = vp.links.Gaussian(noise_std=float((model(seen[0]) - seen[1]).square().mean().sqrt()))
 
     net = vp.propagate(model, posterior)
     calibrated = vp.calibrate(net, [held_out], link=vp.links.Gaussian(), progress=False)  # which fits the noise too
     before = vp.Propagated(net, link=link)
-    after = vp.Propagated(calibrated, link=vp.links.Gaussian(calibrated.calibration.noise))
+    after = vp.Propagated(calibrated, link=vp.links.Gaussian())
     return measure(before, *test), measure(after, *test)
 
 

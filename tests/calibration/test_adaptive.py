@@ -172,15 +172,17 @@ def test_regression_with_noise_that_is_not_known():
     net = small("regression")
     y = net._model[0](X).detach() + 0.3 * torch.randn(len(X), 1, generator=torch.Generator().manual_seed(2))
     fitted = calibrate(net, [(X[:300], y[:300])], link=vp.links.Gaussian())
-    link = vp.links.Gaussian(fitted.calibration.noise)
-    alone = vp.links.Gaussian(float((net(X[:500]).mean - y[:500]).square().mean()))
+    link = vp.Propagated(fitted, link=vp.links.Gaussian()).link
+    assert link.noise_std == fitted.calibration.noise_std
+    alone = vp.links.Gaussian(float((net(X[:500]).mean - y[:500]).square().mean().sqrt()))
     plain = small("regression")
     Wide(plain).set(0.0)
     assert float(link.loss(fitted(X[500:]), y[500:]).mean()) < float(alone.loss(plain(X[500:]), y[500:]).mean()) + 0.02
-    assert math.sqrt(fitted.calibration.noise) == pytest.approx(0.3, rel=0.2)
+    assert fitted.calibration.noise_std == pytest.approx(0.3, rel=0.2)
     assert fitted.temperature == 1
-    given = calibrate(net, [(X[:100], y[:100])], link=vp.links.Gaussian(0.09))
-    assert given.calibration.noise is None
+    given = calibrate(net, [(X[:100], y[:100])], link=vp.links.Gaussian(0.3))
+    assert given.calibration.noise_std is None
+    assert vp.Propagated(given, link=vp.links.Gaussian(0.3)).link.noise_std == 0.3
 
 
 @pytest.mark.second

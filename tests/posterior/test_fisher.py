@@ -38,7 +38,7 @@ def exact(model, x, kind):
     for one in x:
         outputs = model(one[None])[0]
         if kind == "gaussian":  # E[(∂/∂w (y − f)²/2s)²] = Σ (∂f/∂w)²/s
-            likelihoods = [(output / NOISE**0.5, torch.tensor(1.0)) for output in outputs]
+            likelihoods = [(output / NOISE, torch.tensor(1.0)) for output in outputs]
         else:
             law = Categorical(logits=outputs) if kind == "softmax" else Bernoulli(logits=outputs)
             likelihoods = [(law.log_prob(y).sum(), p) for y, p in cases(outputs, kind)]
@@ -139,7 +139,7 @@ def test_tokens_and_single_numbers():
     flat = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)).double()
     x, y = data()
     found = Posterior.from_fisher(flat, [(x, y)], vp.links.Gaussian(NOISE), examples=10)
-    h = {"0.weight": x.square().mean(0)[None] / NOISE, "0.bias": torch.ones(1).double() / NOISE}
+    h = {"0.weight": x.square().mean(0)[None] / NOISE**2, "0.bias": torch.ones(1).double() / NOISE**2}
     for name, var in variances(h, 10).items():
         torch.testing.assert_close(found[name].var, var)
 
@@ -166,7 +166,7 @@ def test_refusals():
         Posterior.from_fisher(model, [(x, y), (x * float("nan"), y)])
     with pytest.raises(InputError, match="one of vp.links"):
         Posterior.from_fisher(model, [(x, y)], "softmax")
-    with pytest.raises(InputError, match="give its variance"):
+    with pytest.raises(InputError, match="noise_std=..."):
         Posterior.from_fisher(model, [(x, y)], vp.links.Gaussian())
     with pytest.raises(TrainingModeError, match="eval"):
         Posterior.from_fisher(nn.Sequential(model, nn.Dropout(0.1)).train(), [(x, y)])

@@ -182,12 +182,13 @@ def test_average_is_taken_after_the_softmax():
 
 
 def test_regression_intervals():
-    prediction = vp.links.Gaussian(noise=0.75)(vp.Moments(torch.tensor([1.0, 2.0]), torch.tensor([0.25, 3.25])))
+    outputs = vp.Moments(torch.tensor([1.0, 2.0]), torch.tensor([0.25, 3.25]))
+    prediction = vp.links.Gaussian(noise_std=0.75**0.5)(outputs)
     low, high = prediction.interval(0.95)
     torch.testing.assert_close(high - prediction.mean, 1.959964 * torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(prediction.mean - low, high - prediction.mean)
     assert prediction.confidence[0] > prediction.confidence[1]
-    loss = vp.links.Gaussian(0.75).loss(prediction.logits, torch.tensor([0.0, 2.5]))
+    loss = vp.links.Gaussian(0.75**0.5).loss(prediction.logits, torch.tensor([0.0, 2.5]))
     expected = -stats.norm.logpdf([0.0, 2.5], [1.0, 2.0], [1.0, 2.0])
     torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float32))
 
@@ -249,7 +250,7 @@ def test_logits_that_are_not_finite():
 def test_gaussian_without_any_variance():
     with pytest.raises(InputError, match="noise"):
         vp.links.Gaussian().loss(vp.Moments(torch.ones(2), torch.zeros(2)), torch.ones(2))
-    with pytest.raises(InputError, match="variance"):
+    with pytest.raises(InputError, match="standard deviation"):
         vp.links.Gaussian(-1.0)
 
 

@@ -150,9 +150,9 @@ def test_monte_carlo_of_a_regression():
     sampled = vp.MonteCarlo(model, posterior, 4000, link=vp.links.Gaussian(0.5))(X)
     exact = vp.Propagated(vp.propagate(model, posterior), link=vp.links.Gaussian(0.5))(X)
     assert isinstance(exact, vp.Regression)
-    torch.testing.assert_close(sampled.var - 0.5, exact.var - 0.5, rtol=5 * math.sqrt(2 / 4000), atol=0)
+    torch.testing.assert_close(sampled.var - 0.25, exact.var - 0.25, rtol=5 * math.sqrt(2 / 4000), atol=0)
     plain = vp.MeanNetwork(model, link=vp.links.Gaussian(0.5))(X)
-    torch.testing.assert_close(plain.var, torch.full((10, 1), 0.5))
+    torch.testing.assert_close(plain.var, torch.full((10, 1), 0.25))
 
 
 def test_wrong_use(model, posterior):

@@ -41,7 +41,7 @@ def reason(folder, **options):
         (vp.links.MeanFieldSoftmax(), {"name": "mean-field softmax", "samples": 256}),
         (vp.links.Sigmoid(), {"name": "sigmoid"}),
         (vp.links.ProbitSigmoid(), {"name": "probit sigmoid"}),
-        (vp.links.Gaussian(0.25), {"name": "gaussian", "noise": 0.25}),
+        (vp.links.Gaussian(0.25), {"name": "gaussian", "noise_std": 0.25}),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

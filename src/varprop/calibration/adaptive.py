@@ -166,7 +166,7 @@ class _Fit:
             chosen=chosen.name,
             nll={candidate.name: candidate.nll for candidate in found},
             width=chosen.width,
-            noise=math.exp(2 * setting) if self.output.fitted and not self.output.tempers else None,
+            noise_std=math.exp(setting) if self.output.fitted and not self.output.tempers else None,
             examples=self.dealt.examples,
             converged=chosen.converged,
             passes=self.passes,

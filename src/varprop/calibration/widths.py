@@ -38,7 +38,7 @@ class Ending:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.tempers = isinstance(link, ClassLink)
-        self.fitted = self.tempers or (isinstance(link, Gaussian) and link.noise == 0)
+        self.fitted = self.tempers or (isinstance(link, Gaussian) and link.noise_std is None)
 
     def loss(self, logits: Moments, target: Tensor, u: float | Tensor) -> Tensor:
         """Of each example."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 class Calibration:
     """``nll`` is the cross-validated loss of each candidate, per held-out example; ``chosen`` is the one taken.
 
-    ``width`` is the root of Σ var / Σ mean² over the random weights, ``noise`` the variance of a regression's noise
-    (``None`` if it was given or the outputs are classes), ``passes`` what it cost: passes over the examples that were
-    kept, a backward pass counted as two.
+    ``width`` is the root of Σ var / Σ mean² over the random weights, ``noise_std`` the standard deviation of a
+    regression's noise (``None`` if it was given or the outputs are classes), ``passes`` what it cost: passes over the
+    examples that were kept, a backward pass counted as two.
     """
 
     chosen: str
     nll: dict[str, float]
     width: float
-    noise: float | None
+    noise_std: float | None
     examples: int
     converged: bool
     passes: float

@@ -42,7 +42,7 @@ def moments(
     positive(examples=examples, damping=damping)
     likelihood = SOFTMAX if link is None else getattr(link, "likelihood", None)
     if not isinstance(likelihood, Likelihood):
-        raise InputError(f"link is a {type(link).__name__}, not one of vp.links: Softmax(), Sigmoid(), Gaussian(noise)")
+        raise InputError(f"link is a {type(link).__name__}, not one of vp.links: Softmax(), Sigmoid(), Gaussian(std)")
     parameters = trainable(model, "from_fisher(model, batches)")
     refuse_training(model)
     generator = torch.Generator().manual_seed(seed)

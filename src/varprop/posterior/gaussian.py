@@ -103,7 +103,7 @@ class Posterior(Mapping[str, Moments]):
         h = E[(∂ log p(y|x)/∂w)²] is a mean over the examples x, with y from the model's own prediction: exact for up
         to 16 outputs, else with one y drawn for each example, from ``seed``. Labels in ``batches`` are not looked at.
         ``link`` says what is predicted: ``links.Softmax()`` (the default), ``links.Sigmoid()`` for several labels at
-        once, ``links.Gaussian(noise)`` for regression. A few thousand examples are enough.
+        once, ``links.Gaussian(noise_std)`` for regression. A few thousand examples are enough.
 
         Variances are 1/(examples · (h + δ)), ``examples`` and ``damping`` as in ``from_adam``. Gradients of single
         examples are taken several at a time, or one by one for models that ``torch.func.vmap`` refuses.

@@ -50,9 +50,9 @@ SOFTMAX = Likelihood(_softmax_roots, _softmax_score)
 SIGMOID = Likelihood(_sigmoid_roots, _sigmoid_score)
 
 
-def normal(noise: float) -> Likelihood:
-    """Outputs observed with noise of this variance: the information is 1/noise, whatever the outputs are."""
+def normal(std: float) -> Likelihood:
+    """Outputs observed with noise of this standard deviation: the information is 1/std², whatever the outputs are."""
     return Likelihood(
-        lambda outputs: torch.full_like(outputs, noise**-0.5).diag_embed(),
-        lambda outputs, uniform: torch.special.ndtri(uniform).to(outputs) * noise**-0.5,
+        lambda outputs: torch.full_like(outputs, 1 / std).diag_embed(),
+        lambda outputs, uniform: torch.special.ndtri(uniform).to(outputs) / std,
     )

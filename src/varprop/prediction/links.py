@@ -196,24 +196,32 @@ class ProbitSigmoid(MeanField, Bernoulli):
 
 @dataclass(frozen=True)
 class Gaussian(Link):
-    """Regression: the outputs are what is predicted, observed with noise of variance ``noise``."""
+    """Regression: the outputs are what is predicted, observed with noise of standard deviation ``noise_std``.
 
-    noise: float = 0.0
+    ``None`` is noise that is not known: ``calibrate`` fits it, and ``Propagated`` takes what was fitted.
+    """
+
+    noise_std: float | None = None
     name: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
-            raise InputError(f"noise is a variance, {self.noise} is not")
+        if self.noise_std is not None and not 0 <= self.noise_std < math.inf:
+            raise InputError(f"noise_std is a standard deviation, {self.noise_std} is not")
+
+    @property
+    def noise_var(self) -> float:
+        """The variance of the noise; 0 where it is not known."""
+        return (self.noise_std or 0.0) ** 2
 
     @property
     def likelihood(self) -> Likelihood:
-        if not self.noise:
-            raise InputError("outputs without noise have no Fisher information: give its variance, Gaussian(noise=...)")
-        return normal(self.noise)
+        if not self.noise_std:
+            raise InputError("outputs without noise have no Fisher information: give it, Gaussian(noise_std=...)")
+        return normal(self.noise_std)
 
     def __call__(self, logits: Moments) -> Regression:
         logits = checked(logits)
-        return Regression(logits.mean, logits.var + self.noise, logits)
+        return Regression(logits.mean, logits.var + self.noise_var, logits)
 
     def average(self, draws: Iterable[Tensor]) -> Regression:
         outputs = Running()
@@ -224,9 +232,9 @@ class Gaussian(Link):
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         if target.shape != logits.shape:
             raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(logits.shape)}")
-        var = logits.var + self.noise
+        var = logits.var + self.noise_var
         if not bool((var > 0).all()):
-            raise InputError("some outputs have no variance at all: give the observation noise, Gaussian(noise=...)")
+            raise InputError("some outputs have no variance at all: give the noise of the data, Gaussian(noise_std=…)")
         losses = 0.5 * (torch.log(2 * math.pi * var) + (target - logits.mean).square() / var)
         return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
 

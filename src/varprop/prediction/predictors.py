@@ -22,7 +22,7 @@ from varprop.network import saving
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction import stored
-from varprop.prediction.links import ClassLink, Link, Softmax
+from varprop.prediction.links import ClassLink, Gaussian, Link, Softmax
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.rules import RuleSet
 
@@ -96,7 +96,10 @@ class MeanNetwork(GaussianPredictor):
 
 
 class Propagated(GaussianPredictor):
-    """One pass of a propagated network: CVP or Streamlining, according to the rules of ``net``."""
+    """One pass of a propagated network: CVP or Streamlining, according to the rules of ``net``.
+
+    A regression whose noise is not known, ``Gaussian()``, has that which the calibration of ``net`` has found.
+    """
 
     def __init__(self, net: MomentNet, *, link: Link | None = None) -> None:
         if not isinstance(getattr(net, "_orig_mod", net), MomentNet):  # or one that torch.compile has wrapped
@@ -105,6 +108,8 @@ class Propagated(GaussianPredictor):
                 "vp.propagate(model, posterior) makes one"
             )
         self.net, self.link = net, link or Softmax()
+        if self.link == Gaussian() and net.calibration is not None:
+            self.link = Gaussian(net.calibration.noise_std)
 
     @property
     def device(self) -> torch.device:
