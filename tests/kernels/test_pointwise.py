@@ -173,6 +173,7 @@ def test_a_rule_used_enough_is_compiled_once(monkeypatch):
     monkeypatch.setattr(torch, "compile", noted)
     monkeypatch.setattr(pointwise, "WORTH_COMPILING", 2500)
     monkeypatch.setattr(pointwise, "BODIES", {})
+    monkeypatch.setattr(pointwise, "TRACED", {})
     module = pointwise.trace(RULES["relu"], torch.float32)
     results = [module(*example(1.0))[1] for _ in range(5)]
     assert made == [module.graph]
@@ -184,6 +185,7 @@ def test_a_rule_used_enough_is_compiled_once(monkeypatch):
 def test_compiled_rules_and_derivatives_are_those_of_the_rule(monkeypatch):
     """By the compiler itself, which takes seconds."""
     monkeypatch.setattr(pointwise, "BODIES", {})
+    monkeypatch.setattr(pointwise, "TRACED", {})
     module = pointwise.trace(RULES["relu"], torch.float32)
     found = []
     for worth in (10**9, 10):
@@ -203,6 +205,7 @@ def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(pointwise, "WORTH_COMPILING", 10)
     monkeypatch.setattr(pointwise, "BODIES", {})
+    monkeypatch.setattr(pointwise, "TRACED", {})
     module = pointwise.trace(RULES["relu"], torch.float32)
     expected = RULES["relu"](Moments(*example(1.0)[:2]))
     for _ in range(2):

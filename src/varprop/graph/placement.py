@@ -59,7 +59,7 @@ class Placement:
         if name in self.refused:
             return
         if name not in self.modules:
-            module = trace(lambda x: rule(x, *rest, **node.kwargs), dtype)
+            module = trace(rule, dtype, *rest, **node.kwargs)
             if module is None:
                 self.refused.add(name)
                 return

@@ -112,6 +112,8 @@ class Tier:
 
 BODIES: dict[str, Body] = {}
 """Every rule that was traced, under a name that is its content: the op knows it by that name."""
+TRACED: dict[tuple[Any, ...], Body | None] = {}
+"""And by the call that was traced, which takes a second: rules are values, so it serves all networks."""
 
 
 def _differentiated(graph: fx.GraphModule) -> fx.GraphModule:
@@ -202,13 +204,16 @@ class Pointwise(nn.Module):
         return Pointwise(self.body)  # it holds no tensors
 
 
-def trace(rule: Callable[[Moments], Any], dtype: torch.dtype) -> Pointwise | None:
+def trace(rule: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: Any) -> Pointwise | None:
     """A function of moments as a module; None unless every op of it is pointwise, so that it holds for any shape."""
-    graphs = [_trace(rule, torch.full((2, 3), 0.5, dtype=some)) for some in (dtype, torch.float32)]
-    if graphs[0] is None or graphs[1] is None:
-        return None
-    body = Body(*graphs)  # type: ignore[arg-type]
-    return Pointwise(BODIES.setdefault(body.key, body))
+    call = rule, dtype, repr(args), repr(sorted(kwargs.items()))
+    if call not in TRACED:
+        graphs = {some: _trace(lambda x: rule(x, *args, **kwargs), some) for some in {dtype, torch.float32}}
+        graph, single = graphs[dtype], graphs[torch.float32]
+        body = None if graph is None or single is None else Body(graph, single)
+        TRACED[call] = body and BODIES.setdefault(body.key, body)
+    found = TRACED[call]
+    return found and Pointwise(found)
 
 
 @functools.cache
@@ -224,7 +229,8 @@ def moments_of(rule: Callable[[Moments], Any], x: Moments) -> Moments:
     return Moments(*_module(rule, x.mean.dtype)(*x, torch.zeros((), dtype=x.mean.dtype, device=x.mean.device)))
 
 
-def _trace(function: Callable[[Moments], Any], example: Tensor) -> fx.GraphModule | None:
+def _trace(function: Callable[[Moments], Any], dtype: torch.dtype) -> fx.GraphModule | None:
+    example = torch.full((2, 3), 0.5, dtype=dtype)
     try:
         body = make_fx(lambda mean, var: tuple(function(Moments(mean, var))))(example, example.clone())
     except Exception:  # noqa: BLE001 (a rule for tensors of another rank, or one that fails: the walk will tell)
