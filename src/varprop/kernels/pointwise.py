@@ -213,7 +213,7 @@ def trace(rule: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: An
         body = None if graph is None or single is None else Body(graph, single)
         TRACED[call] = body and BODIES.setdefault(body.key, body)
     found = TRACED[call]
-    return found and Pointwise(found)
+    return Pointwise(found) if found else None
 
 
 @functools.cache
