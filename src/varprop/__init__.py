@@ -2,6 +2,7 @@
 
 from varprop import errors, metrics, optim, testing
 from varprop.calibration.adaptive import Adaptive
+from varprop.calibration.fitting import fit
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
@@ -57,6 +58,7 @@ __all__ = [
     "compare",
     "errors",
     "evaluate",
+    "fit",
     "links",
     "metrics",
     "optim",

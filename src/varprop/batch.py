@@ -1,61 +1,115 @@
-"""Batches as people have them: pairs, tuples, dicts with labels; from lists, data loaders, generators."""
+"""Data as people have them: pairs, tuples, dicts with labels; in lists, data loaders, data sets, arrays, generators."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.data import DataLoader, Dataset
 
 from varprop.errors import InputError
 from varprop.moments import Moments
 
 LABELS = ("labels", "label")
+SIZE = 256
+"""Examples in a batch, where data do not come in batches."""
 SHAPE_OF_A_BATCH = "a batch is (inputs, target), or a dict with 'labels' among the model's keyword arguments"
+RAGGED = (
+    "the examples of the data set differ in size: pad them, or give a DataLoader with "
+    "collate_fn=transformers.DataCollatorWithPadding(tokenizer)"
+)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The arguments of a call, and the target."""
+class Inputs:
+    """The arguments of a call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    target: Tensor
 
     def __len__(self) -> int:
-        return len(self.target)
+        """The number of examples: rows of the first tensor."""
+        return next((len(x) for x in _tensors((self.args, self.kwargs)) if x.ndim), 0)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         return self._map(lambda x: _ordinary(x.to(device, non_blocking=True)))
 
-    def rows(self, start: int, stop: int) -> Batch:
+    def rows(self, start: int, stop: int) -> Self:
         """Some of the examples: every tensor with one row per example is cut, others are shared."""
         if start == 0 and stop >= len(self):
             return self
         return self._map(lambda x: x[start:stop] if x.ndim and len(x) == len(self) else x)
 
-    def take(self, chosen: Tensor) -> Batch:
+    def take(self, chosen: Tensor) -> Self:
         """The examples at which ``chosen`` is true."""
         if bool(chosen.all()):
             return self
         return self._map(lambda x: x[chosen.to(x.device)] if x.ndim and len(x) == len(self) else x)
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(*(_map(function, part) for part in (self.args, self.kwargs, self.target)))
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*(_map(function, getattr(self, field.name)) for field in dataclasses.fields(self)))
 
 
-def read(batches: Any) -> Iterator[Batch]:
-    """The batches, taken apart. One batch by itself is taken as a list of one; having none is an error."""
+@dataclass(frozen=True)
+class Batch(Inputs):
+    """The arguments of a call, and the target."""
+
+    target: Tensor
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+
+Some = TypeVar("Some", bound=Inputs)
+
+
+def read(data: Any) -> Iterator[Batch]:
+    """The batches, taken apart. One batch by itself is cut into pieces; having none is an error."""
     found = False
-    for item in _each(batches):
+    for batch in _cut(data, SIZE, take_apart, _is_labelled):
         found = True
-        yield take_apart(item)
+        yield batch
     if not found:
         raise InputError("there are no batches: the loader or list is empty, or can be read only once and was")
+
+
+def read_inputs(data: Any, size: int = SIZE) -> Iterator[Inputs]:
+    """The inputs alone: targets are left out where there are some.
+
+    Data that do not come in batches, such as an array or a dict of all examples, are cut into batches of ``size``. As
+    in ``read``, the last entry of a tuple is a target; a list of tensors is a list of batches.
+    """
+    return _cut(data, size, take_inputs, _is_whole)
+
+
+def _cut(data: Any, size: int, parse: Callable[[Any], Some], is_whole: Callable[[Any], bool]) -> Iterator[Some]:
+    if is_whole(data):
+        all_of_it = parse(data)
+        for start in range(0, max(1, len(all_of_it)), size):
+            yield all_of_it.rows(start, start + size)
+    else:
+        yield from map(parse, _each(data, size))
+
+
+def _is_whole(data: Any) -> bool:
+    """Are these all examples at once?"""
+    return isinstance(data, Moments) or _is_array(data) or (not isinstance(data, list) and _is_labelled(data))
+
+
+def _is_labelled(data: Any) -> bool:
+    """Are these all examples at once, with their targets?"""
+    return isinstance(data, Mapping) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(_is_array, data)))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
 
 
 def joined(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -99,36 +153,91 @@ def refuse_nan(batch: Batch, place: str) -> None:
 
 
 def take_apart(item: Any) -> Batch:
-    if isinstance(item, Mapping):
-        name = next((name for name in LABELS if name in item), None)
-        if name is None:
+    inputs, target = _split(item)
+    if target is None:
+        if isinstance(item, Mapping):
             raise InputError(f"a batch has the keys {', '.join(map(repr, item))} and no 'labels': {SHAPE_OF_A_BATCH}")
-        inputs, target = ({key: value for key, value in item.items() if key != name},), item[name]
-    elif isinstance(item, list | tuple) and not isinstance(item, Moments) and len(item) > 1:
-        *rest, target = item
-        inputs = tuple(rest)
-    else:
         raise InputError(f"a batch is a {type(item).__name__}: {SHAPE_OF_A_BATCH}")
+    if word := _word(target):
+        raise InputError(
+            f"the labels are strings, such as {word!r}: give class indices, "
+            "torch.tensor([names.index(label) for label in labels])"
+        )
+    target = _as_tensor(target)
     if not isinstance(target, Tensor):
         raise InputError(f"the target of a batch is a {type(target).__name__}, not a tensor")
     if not target.ndim or not len(target):
         raise InputError("a batch is empty" if target.ndim else "the target of a batch is a single number, not a batch")
-    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        return Batch((), dict(inputs[0]), target)
-    if len(inputs) == 1 and isinstance(inputs[0], list | tuple) and not isinstance(inputs[0], Moments):
-        return Batch(tuple(inputs[0]), {}, target)
-    return Batch(inputs, {}, target)
+    return Batch(*_call(inputs), target)
 
 
-def _each(batches: Any) -> Iterable[Any]:
-    single = isinstance(batches, Mapping) or (
-        isinstance(batches, list | tuple) and len(batches) > 1 and all(isinstance(item, Tensor) for item in batches)
-    )
-    if single:
-        return [batches]
-    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
-        raise InputError(f"batches are a {type(batches).__name__}: give an iterable of batches; {SHAPE_OF_A_BATCH}")
-    return batches
+def take_inputs(item: Any) -> Inputs:
+    found = Inputs(*_call(_split(item)[0]))
+    if not len(found):
+        raise InputError(f"a batch, a {type(item).__name__}, holds no examples: give tensors, or a dict of tensors")
+    return found
+
+
+def _split(item: Any) -> tuple[Any, Any]:
+    """Inputs and target, which may be missing."""
+    if isinstance(item, Mapping):
+        name = next((name for name in LABELS if name in item), None)
+        return {key: value for key, value in item.items() if key != name}, item[name] if name else None
+    if isinstance(item, list | tuple) and not isinstance(item, Moments):
+        *inputs, target = item if len(item) > 1 else (*item, None)
+        return inputs[0] if len(inputs) == 1 else tuple(inputs), target
+    return item, None
+
+
+def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As positional and keyword arguments; texts in a dict, which no model takes, are left out."""
+    if isinstance(inputs, Mapping):
+        return (), {key: _as_tensors(value) for key, value in inputs.items() if not _word(value)}
+    if isinstance(inputs, list | tuple) and not isinstance(inputs, Moments):
+        return tuple(map(_as_tensors, inputs)), {}
+    return (_as_tensors(inputs),), {}
+
+
+def _as_tensors(value: Any) -> Any:
+    return tree_map(_as_tensor, value, is_leaf=lambda item: isinstance(item, Mapping))
+
+
+def _as_tensor(value: Any) -> Any:
+    """Arrays become tensors; float64, which is what arrays usually are, becomes the default dtype."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind not in "biuf":
+        raise InputError(f"an array holds {value.dtype}, not numbers")
+    found = torch.from_numpy(np.ascontiguousarray(value))
+    return found.to(torch.get_default_dtype()) if found.dtype == torch.float64 else found
+
+
+def _word(value: Any) -> str:
+    """The first of some texts; empty for anything else."""
+    if isinstance(value, np.ndarray):
+        value = value.flat[:1].tolist()
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return first if isinstance(first, str) else ""
+
+
+def _each(data: Any, size: int = SIZE) -> Iterable[Any]:
+    if isinstance(data, Dataset) or hasattr(data, "column_names"):
+        return _loaded(data, size)
+    if isinstance(data, Tensor | np.ndarray | str) or not isinstance(data, Iterable):
+        raise InputError(f"batches are a {type(data).__name__}: give an iterable of batches; {SHAPE_OF_A_BATCH}")
+    return data
+
+
+def _loaded(data: Any, size: int) -> Iterator[Any]:
+    """Batches of a data set of torch or of Hugging Face."""
+    if hasattr(data, "with_format") and not (data.format or {}).get("type"):
+        data = data.with_format("torch")
+    try:
+        yield from DataLoader(data, batch_size=size)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise InputError(RAGGED) from error
 
 
 def _ordinary(x: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class TemperatureScaled(GaussianPredictor):
         if not 0 < temperature < math.inf:
             raise InputError(f"a temperature is positive and finite, {temperature} is not")
         self.predictor, self.temperature, self.fitted = predictor, temperature, fitted
-        self.link = predictor.link
+        self.link, self.classes, self.processor = predictor.link, predictor.classes, predictor.processor
 
     @property
     def device(self) -> torch.device:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from varprop.errors import InputError
 from varprop.moments import Moments
+from varprop.prediction.answer import Answer
 from varprop.prediction.targets import refuse_unlabelled
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Answer):
     """Probabilities of classes (along the last dimension), and the logits they come from.
 
     Of one logit (``C = 1``, a sigmoid) the label is 1 or 0 and the confidence the larger of p and 1 − p.
@@ -26,6 +27,8 @@ class Prediction:
     probs: Tensor
     logits: Moments
     link: ClassLink
+    classes: tuple[str, ...] | None = None
+    """The names of the classes, where the model has some (``config.id2label``) or they were given."""
 
     @property
     def label(self) -> Tensor:
@@ -40,6 +43,40 @@ class Prediction:
         if self.probs.shape[-1] == 1:
             return torch.maximum(self.probs, 1 - self.probs)[..., 0]
         return self.probs.amax(-1)
+
+    @property
+    def var(self) -> Tensor:
+        """The variance of each logit that comes from the weights."""
+        return self.logits.var
+
+    @property
+    def names(self) -> list[Any]:
+        """The label of each example by name."""
+        return self.names_of(self.label)
+
+    def names_of(self, label: Tensor) -> list[Any]:
+        """Class indices by name, ``None`` for those below 0."""
+        if self.classes is None:
+            raise InputError("the classes have no names: give them, vp.fit(model, held_out, classes=[...])")
+        return _named(label.tolist(), self.classes)
+
+    def columns(self) -> dict[str, Any]:
+        count = self.probs.shape[-1]
+        names = self.classes or tuple(map(str, range(max(2, count))))
+        shown = names[1:] if count == 1 else names
+        return {
+            "label": self.label_column(self.label),
+            "confidence": self.confidence.flatten().cpu().numpy(),
+            **{f"p({name})": p.cpu().numpy() for name, p in zip(shown, self.probs.reshape(-1, count).T, strict=True)},
+        }
+
+    def label_column(self, label: Tensor) -> Any:
+        """Names where there are some, else indices."""
+        return label.flatten().cpu().numpy() if self.classes is None else self.names_of(label.flatten())
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        return self.probs.shape[:-1]
 
     def correctness(self, target: Tensor) -> Tensor:
         """How right the labels are, in [0, 1]: 0 or 1 for class indices; for a score per class, the label's score."""
@@ -58,12 +95,9 @@ class Prediction:
             return torch.where(label == 1, target[..., 0], 1 - target[..., 0])
         return target.gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
-    def __len__(self) -> int:
-        return len(self.probs)
-
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(Answer):
     """A Gaussian for each output: ``mean``, and ``var`` with the observation noise in it."""
 
     mean: Tensor
@@ -86,5 +120,21 @@ class Regression:
         reach = self.std * torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)).item()
         return self.mean - reach, self.mean + reach
 
-    def __len__(self) -> int:
-        return len(self.mean)
+    def columns(self) -> dict[str, Any]:
+        count = self.mean[0].numel()
+        found: dict[str, Any] = {}
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            flat = values.reshape(len(self), count).T.cpu().numpy()
+            found |= {name if count == 1 else f"{name}({i})": column for i, column in enumerate(flat)}
+        return found
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        return self.mean.shape[:1]
+
+
+def _named(label: Any, classes: tuple[str, ...]) -> Any:
+    """Indices by name, in lists as deep as they come; below 0 there is none."""
+    if isinstance(label, list):
+        return [_named(each, classes) for each in label]
+    return classes[label] if label >= 0 else None

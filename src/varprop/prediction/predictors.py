@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.batch import read
+from varprop.batch import SIZE, read, read_inputs
 from varprop.errors import InputError
 from varprop.graph.export import Output, refuse_training
 from varprop.graph.output import select_output
@@ -22,15 +24,21 @@ from varprop.network import saving
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction import stored
+from varprop.prediction.answer import join
 from varprop.prediction.links import ClassLink, Gaussian, Link, Softmax
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.rules import RuleSet
 
 
 class Predictor(ABC):
-    """Anything that answers: ``predictor(*args, **kwargs)`` takes what the model takes and returns a prediction."""
+    """Anything that answers: ``predictor(*args, **kwargs)`` takes what the model takes and returns a prediction.
+
+    ``classes`` are names of the classes, ``processor`` makes inputs of raw data: a tokenizer, an image processor.
+    """
 
     link: Link
+    classes: tuple[str, ...] | None = None
+    processor: Any = None
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,6 +48,28 @@ class Predictor(ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """Where inputs belong."""
+
+    def predict(self, data: Any, *, batch_size: int = SIZE, progress: bool = True) -> Any:
+        """The prediction for all of ``data``, as one object on the CPU.
+
+        ``data`` is a data loader or a list of batches; an array, a tensor, or a dict of either; a data set of torch or
+        Hugging Face. Targets are left out: ``labels`` of a dict, the last entry of a tuple. What does not come in
+        batches is cut into those of ``batch_size``.
+        """
+        parts = []
+        with tqdm(desc="predict", unit=" examples", disable=None if progress else True, leave=False) as bar:
+            for inputs in read_inputs(data, batch_size):
+                placed = inputs.to(self.device)
+                parts.append(self(*placed.args, **placed.kwargs).to("cpu"))
+                bar.update(len(inputs))
+        return join(parts)
+
+    def named(self, answer: Prediction | Regression) -> Prediction | Regression:
+        """With the names of its classes, if there are as many."""
+        if not isinstance(answer, Prediction) or self.classes is None:
+            return answer
+        fits = len(self.classes) == max(2, answer.probs.shape[-1])
+        return dataclasses.replace(answer, classes=self.classes) if fits else answer
 
 
 class GaussianPredictor(Predictor):
@@ -59,7 +89,7 @@ class GaussianPredictor(Predictor):
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.decide(self.logits(*args, **kwargs))
+        return self.named(self.decide(self.logits(*args, **kwargs)))
 
 
 class MeanNetwork(GaussianPredictor):
@@ -73,6 +103,7 @@ class MeanNetwork(GaussianPredictor):
     ) -> None:
         refuse_training(model)
         self.model, self.link, self.output = model, link or Softmax(), output
+        self.classes = class_names(model)
         self._weights = {} if posterior is None else {name: m.mean for name, m in posterior.resolve(model).items()}
 
     @property
@@ -101,13 +132,21 @@ class Propagated(GaussianPredictor):
     A regression whose noise is not known, ``Gaussian()``, has that which the calibration of ``net`` has found.
     """
 
-    def __init__(self, net: MomentNet, *, link: Link | None = None) -> None:
+    def __init__(
+        self,
+        net: MomentNet,
+        *,
+        link: Link | None = None,
+        classes: Sequence[str] | None = None,
+        processor: Any = None,
+    ) -> None:
         if not isinstance(getattr(net, "_orig_mod", net), MomentNet):  # or one that torch.compile has wrapped
             raise InputError(
                 f"Propagated takes a propagated network, not a {type(net).__name__}: "
                 "vp.propagate(model, posterior) makes one"
             )
-        self.net, self.link = net, link or Softmax()
+        self.net, self.link, self.processor = net, link or Softmax(), processor
+        self.classes = class_names(net.lifting.model) if classes is None else tuple(classes)
         if self.link == Gaussian() and net.calibration is not None:
             self.link = Gaussian(net.calibration.noise_std)
 
@@ -167,6 +206,7 @@ class MonteCarlo(Predictor):
             raise InputError(f"samples={samples}, at_once={at_once}: both must be at least 1")
         refuse_training(model)
         self.model, self.samples, self.link = model, samples, link or Softmax()
+        self.classes = class_names(model)
         self.posterior = Posterior(posterior.resolve(model))
         self.seed, self.at_once, self.output = seed, at_once, output
 
@@ -183,7 +223,7 @@ class MonteCarlo(Predictor):
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.link.average(self.draws(*args, **kwargs))
+        return self.named(self.link.average(self.draws(*args, **kwargs)))
 
     def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
         """The logits of each network."""
@@ -206,6 +246,12 @@ class MonteCarlo(Predictor):
 
     def __repr__(self) -> str:
         return f"MonteCarlo({type(self.model).__name__}, samples={self.samples}, link={self.link})"
+
+
+def class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """What the configuration of a Hugging Face model calls its classes."""
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    return tuple(str(names[index]) for index in sorted(names)) if isinstance(names, dict) and names else None
 
 
 def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from varprop.errors import GuaranteeError, InputError
+from varprop.prediction.answer import Answer
 from varprop.prediction.guarantee import Guarantee, guarantee
 from varprop.prediction.prediction import Prediction
 from varprop.prediction.predictors import Predictor, answers
@@ -20,7 +21,7 @@ ABSTAIN = -1
 
 
 @dataclass(frozen=True)
-class Decision:
+class Decision(Answer):
     """A prediction, and which of its examples are answered."""
 
     prediction: Prediction
@@ -31,8 +32,33 @@ class Decision:
         """The labels answered; ``ABSTAIN`` (−1) elsewhere."""
         return torch.where(self.answered, self.prediction.label, ABSTAIN)
 
+    @property
+    def names(self) -> list[Any]:
+        """The names of the labels answered; ``None`` elsewhere."""
+        return self.prediction.names_of(self.label)
 
-class Selective:
+    @property
+    def probs(self) -> Tensor:
+        return self.prediction.probs
+
+    @property
+    def confidence(self) -> Tensor:
+        return self.prediction.confidence
+
+    @property
+    def var(self) -> Tensor:
+        return self.prediction.var
+
+    def columns(self) -> dict[str, Any]:
+        label = self.prediction.label_column(self.label)
+        return self.prediction.columns() | {"label": label, "answered": self.answered.flatten().cpu().numpy()}
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        return self.answered.shape
+
+
+class Selective(Predictor):
     """A predictor that may abstain: ``fit`` finds the threshold on its confidence, calling it applies the threshold.
 
     ``score`` is the confidence to go by, a function of a prediction; by default the probability of the label.
@@ -47,7 +73,14 @@ class Selective:
     ) -> None:
         if not isinstance(predictor, Predictor):
             raise InputError(f"Selective takes a predictor, e.g. Propagated(net), not a {type(predictor).__name__}")
+        if isinstance(predictor, Selective):
+            raise InputError("this predictor abstains already: give the one it was made from, selective.predictor")
         self.predictor, self.score, self.guarantee = predictor, score, guarantee
+        self.link, self.classes, self.processor = predictor.link, predictor.classes, predictor.processor
+
+    @property
+    def device(self) -> torch.device:
+        return self.predictor.device
 
     def fit(self, batches: Any, risk: float, confidence: float = 0.95) -> Selective:
         """A predictor whose answers are wrong at a rate of at most ``risk``, with probability ``confidence``.

@@ -1,0 +1,92 @@
+"""vp.fit: from a trained network to a predictor in one line."""
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.errors import InputError
+from varprop.prediction.inferred import link_for
+
+LOGITS = torch.zeros(4, 3)
+
+
+class Tripled:
+    """A calibration that takes no time."""
+
+    def fit(self, net, held_out, request):
+        net.temperature = 3.0 if request.link == vp.links.Softmax() else 1.0
+        return net
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "link"),
+    [
+        (LOGITS, torch.tensor([0, 1, 2, 1]), vp.links.Softmax()),
+        (torch.zeros(4, 5, 3), torch.zeros(4, 5, dtype=torch.long), vp.links.Softmax()),
+        (LOGITS, torch.tensor([[0.0, 1, 1]] * 4), vp.links.Sigmoid()),
+        (LOGITS, torch.tensor([[0, 1, 1]] * 4), vp.links.Sigmoid()),
+        (torch.zeros(4, 1), torch.tensor([0, 1, 1, 0]), vp.links.Sigmoid()),
+        (torch.zeros(4, 1), torch.tensor([[0.0], [1], [1], [0]]), vp.links.Sigmoid()),
+        (LOGITS, torch.randn(4, 3), vp.links.Gaussian()),
+        (torch.zeros(4), torch.randn(4), vp.links.Gaussian()),
+    ],
+)
+def test_the_link_is_seen_from_the_targets(logits, target, link):
+    assert link_for(logits, target) == link
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            torch.eye(4, 3)[[0, 1, 2, 0]],
+            r"a single 1: give class indices, targets.argmax\(-1\), .*links.Sigmoid",
+        ),
+        (torch.tensor([[3, 1, 2]] * 4), "give floats for a regression, or say what they are with link="),
+    ],
+)
+def test_targets_that_do_not_tell(target, message):
+    with pytest.raises(InputError, match=message):
+        link_for(LOGITS, target)
+
+
+def held_out(count=80):
+    torch.manual_seed(1)
+    return torch.randn(count, 4), torch.randint(0, 3, (count,))
+
+
+def test_fit_is_propagate_and_calibrate():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval()
+    found = vp.fit(model, held_out(), classes="abc", procedure=Tripled())
+    x = torch.randn(5, 4)
+    logits = vp.propagate(model, vp.Posterior.isotropic(model))(x).divided_by(3.0)
+    assert torch.equal(found(x).probs, vp.links.Softmax()(logits).probs)
+    assert set(found(x).names) <= set("abc")
+    posterior = vp.Posterior.isotropic(model, std=0.5)
+    given = vp.fit(model, iter([held_out()]), posterior, vp.links.MeanFieldSoftmax(), procedure=Tripled())
+    assert given.link == vp.links.MeanFieldSoftmax()
+    assert given.net.var["0.weight"].unique().item() == 0.25
+
+
+def test_a_predictor_without_variance():
+    """The network is underconfident: variance cannot help, and what is left predicts all the same."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).eval(), 4 * torch.randn(400, 4)
+    labels = (4 * model(x)).softmax(-1).multinomial(1).squeeze(-1)
+    found = vp.fit(model, (x, labels), progress=False)
+    assert found.net.calibration.chosen == "temperature"
+    prediction = found.predict(x)
+    assert torch.equal(prediction.var, torch.zeros(400, 3))
+    scaled = vp.TemperatureScaled(vp.MeanNetwork(model), found.net.temperature)
+    assert torch.allclose(prediction.probs, scaled(x).probs, atol=1e-6)
+
+
+def test_the_noise_of_a_regression_is_fitted():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).eval()
+    x = torch.randn(2000, 4)
+    found = vp.fit(model, (x, model(x).detach() + 0.5 * torch.randn(2000, 1)), progress=False)
+    assert isinstance(found.link, vp.links.Gaussian)
+    assert found.predict(x).std.mean().item() == pytest.approx(0.5, rel=0.05)
