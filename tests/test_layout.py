@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "network": {"errors", "moments", "rules", "posterior", "graph"},
     "metrics": {"errors"},
     "prediction": {"errors", "moments", "batch", "metrics", "rules", "kernels", "posterior", "graph", "network"},
-    "calibration": {"errors", "moments", "batch", "rules", "posterior", "graph", "network", "prediction"},
+    "calibration": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network", "prediction"},
     "evaluation": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration"},
     "report": {"errors", "evaluation"},

@@ -6,7 +6,7 @@ from varprop.calibration.fitting import fit
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
-from varprop.evaluation.evaluate import Evaluation, evaluate
+from varprop.evaluation.evaluate import Evaluation, RegressionEvaluation, evaluate
 from varprop.evaluation.fidelity import Comparison, compare
 from varprop.evaluation.methods import ABLATIONS, Method, ablate
 from varprop.moments import Moments
@@ -15,6 +15,8 @@ from varprop.network.moment_net import MomentNet, Trace, propagate
 from varprop.network.record import Calibration
 from varprop.posterior import SWAG, Posterior
 from varprop.prediction import links, scores
+from varprop.prediction.conformal import Conformal
+from varprop.prediction.per_label import PerLabel
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.prediction.selective import ABSTAIN, Decision, Selective
@@ -34,6 +36,7 @@ __all__ = [
     "Audit",
     "Calibration",
     "Comparison",
+    "Conformal",
     "Decision",
     "Evaluation",
     "FixedEpochs",
@@ -42,11 +45,13 @@ __all__ = [
     "MomentNet",
     "Moments",
     "MonteCarlo",
+    "PerLabel",
     "Posterior",
     "Prediction",
     "Predictor",
     "Propagated",
     "Regression",
+    "RegressionEvaluation",
     "Rule",
     "RuleSet",
     "Selective",

@@ -1,10 +1,12 @@
 import pytest
 import torch
+from sklearn.metrics import f1_score
 from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
 from varprop.errors import InputError
+from varprop.evaluation.evaluate import record
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 3, (300,), generator=torch.Generator().manual_seed(2))
@@ -70,5 +72,39 @@ def test_one_logit():
 def test_what_is_refused(predictor):
     with pytest.raises(InputError, match="no batches"):
         vp.evaluate(predictor, [])
-    with pytest.raises(InputError, match="for classes"):
-        vp.evaluate(vp.Propagated(predictor.net, link=vp.links.Gaussian(1.0)), [(X, torch.randn(300, 3))])
+    with pytest.raises(InputError, match=r"targets of shape \[300\] for outputs of shape \[300, 3\]"):
+        vp.evaluate(vp.Propagated(predictor.net, link=vp.links.Gaussian(1.0)), [(X, torch.randn(300))])
+
+
+def test_regression(predictor):
+    regression = vp.Propagated(predictor.net, link=vp.links.Gaussian(0.5))
+    target = torch.randn(300, 3, generator=torch.Generator().manual_seed(3))
+    found = vp.evaluate(regression, [(X[:80], target[:80]), (X[80:], target[80:])], progress=False)
+    answer = regression(X)
+    low, high = answer.interval(0.95)
+    expected = {
+        "rmse": vp.metrics.rmse(answer.mean, target),
+        "nll": regression.link.loss(answer.logits, target).mean() / 3,
+        "crps": vp.metrics.crps(answer.mean, answer.var, target),
+        "picp@95": ((low <= target) & (target <= high)).float().mean(),
+        "mpiw@95": (high - low).mean(),
+    }
+    assert found.metrics == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-5)
+    assert len(found) == 900
+    row, scores = record(found, found, row="x", method="cvp", seed=0)
+    assert row.metrics == found.metrics
+    assert row.curve is scores is None
+
+
+def test_decisions_label_by_label(predictor):
+    many = vp.PerLabel(vp.Propagated(predictor.net, link=vp.links.Sigmoid()))
+    said = torch.randint(0, 2, (300, 3), generator=torch.Generator().manual_seed(3))
+    said[::7, 1] = -100
+    fitted = many.fit([(X, said)])
+    found = vp.evaluate(fitted, [(X, said)], progress=False)
+    seen = said >= 0
+    yes = (many.predictor(X).probs >= torch.tensor(fitted.thresholds))[seen]
+    assert found.metrics["f1"] == pytest.approx(f1_score(said[seen], yes))
+    assert found.metrics["accuracy"] == pytest.approx(float((yes == said[seen]).float().mean()))
+    assert len(found) == int(seen.sum())
+    assert vp.evaluate(fitted, [(X, said.float())], progress=False).metrics == found.metrics

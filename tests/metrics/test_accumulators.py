@@ -28,6 +28,10 @@ OF_PROBS = {
     "NLL": (metrics.NLL, metrics.nll),
     "BCE": (metrics.BCE, metrics.bce),
 }
+OF_GAUSSIANS = {
+    "GaussianNLL": (metrics.GaussianNLL, metrics.gaussian_nll),
+    "CRPS": (metrics.CRPS, metrics.crps),
+}
 HIGHER_IS_BETTER = {"CoverageAtRisk", "EffectiveReliability", "Accuracy"}
 
 
@@ -43,8 +47,15 @@ def predicted(examples=100, seed=0):
     return probs, torch.randn(examples, 4, generator=generator).softmax(1)
 
 
+def regressed(examples=100, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mean, target = torch.randn(2, examples, generator=generator)
+    return mean, torch.rand(examples, generator=generator) + 0.1, target
+
+
 CASES = [pytest.param(*pair, scored, id=name) for name, pair in SCORED.items()]
 CASES += [pytest.param(*pair, predicted, id=name) for name, pair in OF_PROBS.items()]
+CASES += [pytest.param(*pair, regressed, id=name) for name, pair in OF_GAUSSIANS.items()]
 
 
 @pytest.mark.parametrize(("metric", "function", "data"), CASES)

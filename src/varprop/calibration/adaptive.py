@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.calibration.held_out import Dealt, HeldOut, Piece, deal, parts
@@ -18,6 +19,7 @@ from varprop.errors import CalibrationError
 from varprop.network.moment_net import MomentNet
 from varprop.network.record import Calibration
 from varprop.prediction.links import Categorical
+from varprop.prediction.targets import labelled
 
 SPREADS = (3.0, 1.0, 0.3)  # of log α: candidates for the standard deviation of their prior, the freest first
 SLACK = 0.05  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
@@ -215,9 +217,11 @@ def _check(dealt: Dealt, request: Request, folds: int) -> None:
         )
     targets = [piece.batch.target for piece in dealt.pieces]
     if isinstance(request.link, Categorical) and not targets[0].is_floating_point():
-        low, high = min(int(t.min()) for t in targets), max(int(t.max()) for t in targets)
-        if low == high:
-            raise CalibrationError(f"all held-out examples have the label {low}: no probability can be fitted to that")
+        found = torch.cat([t[labelled(t)].unique() for t in targets]).unique()
+        if len(found) == 1:
+            raise CalibrationError(
+                f"all held-out examples have the label {int(found)}: no probability can be fitted to that"
+            )
 
 
 def _say(text: str) -> None:

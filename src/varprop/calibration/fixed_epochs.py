@@ -22,6 +22,7 @@ from varprop.graph.compiler import Plan
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import ClassLink
+from varprop.prediction.targets import mean_of_each
 
 FEW = 30  # held-out examples for each scale, below which the scales fit noise
 SHARPER = 0.8  # the temperature that is tried, to see whether predictions are underconfident
@@ -82,10 +83,11 @@ class _Fit:
         kept = self.kept if self.losses else None
         for stage, prepared, target in kept or self._prepare(batches, batch_size, micro_batch):
             logits = stage.finish(prepared).divided_by(self.net.temperature)
-            loss = _per_example(self.link.loss(logits, target))
+            loss = mean_of_each(self.link.loss(logits, target), target)
             if not self.losses and isinstance(self.link, ClassLink):
                 with torch.no_grad():
-                    sharper.append(loss - _per_example(self.link.loss(logits.divided_by(SHARPER), target)))
+                    sharp = self.link.loss(logits.divided_by(SHARPER), target)
+                    sharper.append(loss - mean_of_each(sharp, target))
             summed = loss.sum()
             if not math.isfinite(value := float(summed.detach())):
                 finite = bool(logits.mean.isfinite().all()) and self.steps
@@ -165,10 +167,6 @@ class _Fit:
                 stacklevel=4,
             )
         return self.net
-
-
-def _per_example(loss: Tensor) -> Tensor:
-    return loss.flatten(1).mean(1) if loss.ndim > 1 else loss
 
 
 def _warn(gains: Tensor | None, loss: float, count: int, scales: int) -> bool:

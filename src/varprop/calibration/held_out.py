@@ -13,25 +13,37 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from varprop.batch import Batch, joined, read, refuse_nan, repeatable
+from varprop.errors import InputError
+from varprop.prediction.targets import labelled
 
 PIECES = 20  # about this many, if memory allows: their gradients, compared, tell how curved the loss is
 SMALLEST = 4  # a batch of one is another graph
 
 
 class HeldOut:
-    """Batches that can be gone through several times; none is asked for twice in the first round."""
+    """Batches that can be gone through several times; none is asked for twice in the first round.
 
-    def __init__(self, batches: Any) -> None:
-        self._batches = repeatable(batches)
+    Of ``classes``, examples without any label are left out.
+    """
+
+    def __init__(self, batches: Any, *, classes: bool = True) -> None:
+        self._batches, self._classes = repeatable(batches), classes
         self._begun: Iterator[Batch] | None = read(self._batches)
         self.first = next(self._begun)
 
     def __iter__(self) -> Iterator[Batch]:
         begun, self._begun = self._begun, None
         found = read(self._batches) if begun is None else chain([self.first], begun)
+        some = False
         for number, batch in enumerate(found, start=1):
             refuse_nan(batch, f"batch {number}")
-            yield batch
+            if self._classes:
+                batch = batch.take(labelled(batch.target).reshape(len(batch), -1).any(1))
+            if len(batch):
+                some = True
+                yield batch
+        if not some:
+            raise InputError("no held-out example has a label: all are -100")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from varprop.calibration.request import Procedure, Request
 from varprop.errors import CalibrationError, InputError, PrecisionError
 from varprop.graph.walk import OUTPUT
 from varprop.network.moment_net import MomentNet
-from varprop.prediction.links import Link, Softmax
+from varprop.prediction.links import ClassLink, Link, Softmax
 
 PER_LAYER = ("**",)
 """Every scale point: before activations and norms, and at the output."""
@@ -41,15 +41,16 @@ def calibrate(
     ``batches`` is a data loader or a list, of pairs (inputs, target) or of dicts with ``labels``; a batch may have any
     size. ``scales`` selects which α are fitted, by patterns on their names: ``PER_LAYER``, ``OUTPUT_ONLY``, or ``()``
     for none. What no fitted α can change is computed once and kept, up to ``cache`` bytes. ``link`` must be the one
-    predictions are made with; by default softmax.
+    predictions are made with; by default softmax. A label of −100 is none: such tokens and pixels are left out.
     """
     _check(net)
     with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
-        held_out = HeldOut(batches)
+        link = link or Softmax()
+        held_out = HeldOut(batches, classes=isinstance(link, ClassLink))
         shown = held_out.first.to(net.device)
         net.capture(*shown.args, **shown.kwargs)
         new = copy.deepcopy(net)
-        request = Request(link or Softmax(), tuple(scales), cache, None if progress else True)
+        request = Request(link, tuple(scales), cache, None if progress else True)
         return procedure.fit(new, held_out, request)
 
 

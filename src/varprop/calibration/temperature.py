@@ -19,6 +19,7 @@ from varprop.moments import Moments
 from varprop.prediction.links import ClassLink
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import GaussianPredictor
+from varprop.prediction.targets import labelled
 
 LOWEST, HIGHEST = 1e-2, 1e2
 _log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fit:
-    """How the temperature was found: NLL per example on the held-out data, without it and with it."""
+    """How the temperature was found: NLL per label of the held-out data, without it and with it."""
 
     before: float
     after: float
@@ -68,7 +69,9 @@ class TemperatureScaled(GaussianPredictor):
             batch = batch.to(self.device)
             logits = self.predictor.logits(*batch.args, **batch.kwargs)
             kept.append((Moments(*(x.double() for x in logits)), batch.target))
-        count = sum(target.shape[0] for _, target in kept)
+        count = sum(_labels(logits, target) for logits, target in kept)
+        if not count:
+            raise InputError("no held-out example has a label: all are -100")
 
         def nll(log_temperature: float) -> float:
             temperature = math.exp(log_temperature)
@@ -91,6 +94,12 @@ class TemperatureScaled(GaussianPredictor):
 
     def __repr__(self) -> str:
         return f"TemperatureScaled({self.predictor}, temperature={self.temperature:.4g})"
+
+
+def _labels(logits: Moments, target: Tensor) -> int:
+    """How many losses there are: one for each class index that is given, or for each set of labels."""
+    positions = logits.shape[:-1]
+    return int(labelled(target).sum()) if target.shape == positions else positions.numel()
 
 
 def lowest(function: Callable[[float], float], points: int = 17) -> tuple[float, float]:

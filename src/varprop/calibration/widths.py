@@ -18,6 +18,7 @@ from varprop.graph.fold import refold
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import Categorical, ClassLink, Gaussian, Link
+from varprop.prediction.targets import labelled, mean_of_each
 
 Array = NDArray[np.float64]
 
@@ -47,14 +48,13 @@ class Ending:
             logits = logits.divided_by(scale)
         elif self.fitted:
             logits = Moments(logits.mean, logits.var + scale.square())
-        losses = self.link.loss(logits, target)
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+        return mean_of_each(self.link.loss(logits, target), target)
 
     def accuracy(self, logits: list[Moments], targets: list[Tensor]) -> float | None:
-        """How many examples have their class right, where each has one."""
+        """How many labels are right, where each has one."""
         if not isinstance(self.link, Categorical) or targets[0].is_floating_point():
             return None
-        right = [(pair.mean.argmax(-1) == t).float().flatten() for pair, t in zip(logits, targets, strict=True)]
+        right = [(p.mean.argmax(-1) == t)[labelled(t)].float() for p, t in zip(logits, targets, strict=True)]
         return float(torch.cat(right).mean())
 
     @torch.no_grad()

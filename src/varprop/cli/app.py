@@ -27,6 +27,7 @@ from varprop.evaluation.results import Results, read_results
 from varprop.network import audit as auditing
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
+from varprop.prediction.links import Gaussian
 from varprop.prediction.predictors import Propagated
 from varprop.report import write_report
 from varprop.rules import NAMED
@@ -36,7 +37,8 @@ app = shell.new_app("Calibrated uncertainty in one forward pass.")
 Model = Annotated[str, typer.Option(help="module:function that returns the model.")]
 PosteriorFile = Annotated[Path, typer.Option(help="What Posterior.save wrote.")]
 BatchesName = Annotated[str, typer.Option(help="module:function that returns batches (inputs, target).")]
-LinkName = Annotated[str, typer.Option(help="softmax, sigmoid, mean-field-softmax or probit-sigmoid.")]
+CLASSES, REGRESSION = "mean,temperature,mc-8,streamlining,cvp", "mean,mc-8,cvp-adaptive"
+LinkName = Annotated[str, typer.Option(help="softmax, sigmoid, mean-field-softmax, probit-sigmoid or gaussian.")]
 
 
 @app.command(epilog="Example: varprop demo --seeds 0-4")
@@ -122,7 +124,9 @@ def evaluate(
     held_out: BatchesName,
     test: BatchesName,
     out: Annotated[Path, typer.Option(help="Results folder; rows are added to it.")],
-    methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,temperature,mc-8,streamlining,cvp",
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between.", show_default=f"{CLASSES}; {REGRESSION}")
+    ] = None,
     row: Annotated[str, typer.Option(help="Name of the experiment in tables.")] = "mine",
     seed: Annotated[int, typer.Option(help="Of Monte Carlo, and in tables.")] = 0,
     link: LinkName = "softmax",
@@ -130,7 +134,8 @@ def evaluate(
     recipe: RecipeFile = None,
 ) -> None:
     """Fit every method on held-out data, evaluate it on test data, and print one table."""
-    chosen, found = listed(methods), link_of(link)
+    found = link_of(link)
+    chosen = listed(methods or (REGRESSION if isinstance(found, Gaussian) else CLASSES))
     results = Results(writable(out))
     _ = results.rows  # refuses a folder that holds something else
     gaussian = Posterior.load(posterior).to(device_named(device))

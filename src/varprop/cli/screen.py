@@ -15,7 +15,7 @@ from varprop.report import tables
 from varprop.report.summary import Summary
 from varprop.report.tables import BEST
 
-SHOWN = ("accuracy", "aurc", "c@1", "ece", "nll", "cost.plain")
+SHOWN = ("accuracy", "aurc", "c@1", "ece", "rmse", "crps", "picp@95", "mpiw@95", "nll", "cost.plain")
 
 
 def show(results: Results, console: Console) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from varprop.calibration.adaptive import Adaptive
 from varprop.calibration.fixed_epochs import FixedEpochs
+from varprop.calibration.observation import with_noise
 from varprop.calibration.request import Procedure
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
@@ -21,7 +22,7 @@ from varprop.errors import InputError
 from varprop.graph.export import Output
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
-from varprop.prediction.links import Link
+from varprop.prediction.links import Gaussian, Link
 from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, STREAMLINING, RuleSet
 
@@ -64,14 +65,19 @@ class Method:
         paper's procedure.
         """
         if self.samples is not None:
-            return MonteCarlo(model, posterior, self.samples, link=link, seed=seed, output=output)
+            return _observed(MonteCarlo(model, posterior, self.samples, link=link, seed=seed, output=output), held_out)
         found: GaussianPredictor = MeanNetwork(model, posterior, link=link, output=output)
         if self.rules is not None:
             net = lift(self.rules) if lift else propagate(model, posterior, self.rules, output=output)
             procedure = paper if paper and isinstance(self.procedure, FixedEpochs) else self.procedure
             net = calibrate(net, held_out, link=link, scales=self.scales, procedure=procedure, progress=progress)
             found = Propagated(net, link=link)
-        return TemperatureScaled(found).fit(held_out) if self.temperature else found
+        return TemperatureScaled(found).fit(held_out) if self.temperature else _observed(found, held_out)
+
+
+def _observed(predictor: Predictor, held_out: Any) -> Predictor:
+    """A regression needs to know the noise of what it predicts."""
+    return with_noise(predictor, held_out) if predictor.link == Gaussian() else predictor
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(

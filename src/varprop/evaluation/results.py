@@ -30,6 +30,7 @@ FORMAT = 2
 METRICS = (
     *("accuracy", "aurc", "c@0.5", "c@1", "c@2", "c@5"),
     *("phi@10", "phi@50", "phi@100", "ece", "ace", "brier", "nll"),
+    *("f1", "rmse", "crps", "picp@95", "mpiw@95"),
 )
 """The metrics a row may have: fractions, not percentages."""
 

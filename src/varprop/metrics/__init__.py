@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from varprop.metrics.calibration import ace, ece
-from varprop.metrics.correctness import accuracy, vqa_accuracy
+from varprop.metrics.correctness import accuracy, best_f1_threshold, f1, vqa_accuracy
+from varprop.metrics.intervals import crps, gaussian_nll, mpiw, picp, rmse
 from varprop.metrics.proper import bce, brier, nll
 from varprop.metrics.risk import (
     RiskCoverageCurve,
@@ -25,36 +26,47 @@ if TYPE_CHECKING:
         ACE,
         AURC,
         BCE,
+        CRPS,
         ECE,
         NLL,
         Accuracy,
         Brier,
         CoverageAtRisk,
         EffectiveReliability,
+        GaussianNLL,
     )
 
 __all__ = [
     "ACE",
     "AURC",
     "BCE",
+    "CRPS",
     "ECE",
     "NLL",
     "Accuracy",
     "Brier",
     "CoverageAtRisk",
     "EffectiveReliability",
+    "GaussianNLL",
     "RiskCoverageCurve",
     "accuracy",
     "ace",
     "aurc",
     "bce",
+    "best_f1_threshold",
     "best_threshold",
     "brier",
     "coverage_at_risk",
+    "crps",
     "ece",
     "effective_reliability",
+    "f1",
+    "gaussian_nll",
+    "mpiw",
     "nll",
+    "picp",
     "risk_coverage_curve",
+    "rmse",
     "vqa_accuracy",
 ]
 

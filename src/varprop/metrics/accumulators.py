@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from varprop.errors import MetricError
-from varprop.metrics import calibration, inputs, proper, risk
+from varprop.metrics import calibration, inputs, intervals, proper, risk
 
 
 class _Accumulator(Metric):
@@ -200,3 +200,28 @@ class BCE(_MeanScore):
     """Binary cross-entropy, summed over answers: see ``bce``."""
 
     _of_each = staticmethod(proper.bce_of_each)
+
+
+class _MeanOfOutputs(_Sum):
+    """The mean of a score of Gaussians, over outputs of any shape."""
+
+    plot_lower_bound: float | None = None
+    plot_upper_bound: float | None = None
+    _of_each: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def update(self, mean: Tensor, var: Tensor, target: Tensor) -> None:
+        each = self._of_each(mean, var, target)
+        self._add(each.sum(), len(each))
+
+
+class GaussianNLL(_MeanOfOutputs):
+    """Negative log-likelihood of a regression: see ``gaussian_nll``."""
+
+    _of_each = staticmethod(intervals.gaussian_nll_of_each)
+
+
+class CRPS(_MeanOfOutputs):
+    """Continuous ranked probability score: see ``crps``."""
+
+    plot_lower_bound = 0.0
+    _of_each = staticmethod(intervals.crps_of_each)

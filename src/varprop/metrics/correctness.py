@@ -1,4 +1,4 @@
-"""How right an answer is: accuracy, also where annotators disagree."""
+"""How right an answer is: accuracy, also where annotators disagree; F₁ of decisions for or against a label."""
 
 from __future__ import annotations
 
@@ -7,11 +7,34 @@ from torch import Tensor
 
 from varprop.errors import MetricError
 from varprop.metrics import inputs
+from varprop.metrics.ranking import rank
 
 
 def accuracy(correctness: Tensor) -> Tensor:
     """Mean correctness, soft or not."""
     return inputs.some(inputs.graded(correctness))[0].mean()
+
+
+def f1(decision: Tensor, target: Tensor) -> Tensor:
+    """F₁ = 2 TP / (yeses + positives) of decisions [N] for or against a label; 1 if there are neither."""
+    decision, target = inputs.some(inputs.yes_or_no("decision", decision), inputs.yes_or_no("target", target))
+    if len(decision) != len(target):
+        raise MetricError(f"there are {len(decision)} decisions and {len(target)} targets")
+    both = decision.sum() + target.sum()
+    return 2 * (decision * target).sum() / both if bool(both) else both + 1
+
+
+def best_f1_threshold(probs: Tensor, target: Tensor) -> float:
+    """The lowest probability [N] to be decided for, so that F₁ is largest on these examples; ½ without a positive.
+
+    Ties go to fewer yeses; equal probabilities are decided alike.
+    """
+    probs, _ = inputs.scored_in_unit_interval(probs, target)
+    target = inputs.yes_or_no("target", target)
+    if not bool(target.any()):
+        return 0.5
+    ranking = rank(probs, target)
+    return float(ranking.threshold[(2 * ranking.total / (ranking.answered + target.sum())).argmax()])
 
 
 def vqa_accuracy(matches: Tensor, annotators: int = 10) -> Tensor:

@@ -106,6 +106,29 @@ def answer_target(target: Tensor, probs: Tensor) -> Tensor:
     return independent("target", target).to(wide(target.device))
 
 
+def yes_or_no(name: str, value: Tensor) -> Tensor:
+    """Zeros and ones [N], wide."""
+    value = _vector(name, value).to(wide(value.device))
+    wrong = (value != 0) & (value != 1)
+    if bool(wrong.any()):
+        raise MetricError(f"{name} must be 0 or 1, but {_first(name, value, wrong)}")
+    return value
+
+
+def aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
+    """Real numbers of one shape, flattened and wide; infinite or NaN is refused."""
+    found = {name: _tensor(name, value) for name, value in tensors.items()}
+    _one_device(**found)
+    if len({value.shape for value in found.values()}) > 1:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in found.items())
+        raise MetricError(f"the shapes differ: {shapes}")
+    flat = {name: value.reshape(-1).to(wide(value.device)) for name, value in found.items()}
+    for name, value in flat.items():
+        if not bool(value.isfinite().all()):
+            raise MetricError(f"{name} must be finite, but {_first(name, value, ~value.isfinite())}")
+    return tuple(flat.values())
+
+
 def some(*columns: Tensor) -> tuple[Tensor, ...]:
     """The columns as they are; averaging over no examples is refused."""
     if not len(columns[0]):

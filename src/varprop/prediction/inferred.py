@@ -6,6 +6,7 @@ from torch import Tensor
 
 from varprop.errors import InputError
 from varprop.prediction.links import Gaussian, Link, Sigmoid, Softmax
+from varprop.prediction.targets import labelled
 
 
 def link_for(logits: Tensor, target: Tensor) -> Link:
@@ -13,7 +14,7 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
     if not target.is_floating_point() and target.shape == logits.shape[:-1] and logits.shape[-1] > 1:
         return Softmax()
     single = logits.shape[-1:] == (1,) and target.shape == logits.shape[:-1]
-    binary = bool(((target == 0) | (target == 1)).all())
+    binary = bool(((target == 0) | (target == 1) | ~labelled(target)).all())
     if binary and (single or target.shape == logits.shape):
         if not single and target.shape[-1] > 1 and bool((target.sum(-1) == 1).all()):
             raise InputError(

@@ -1,16 +1,18 @@
 """Links: from the Gaussian of the logits to a prediction, and the loss that judges it.
 
 A link is a value. Called with the moments of the logits it predicts; ``average`` predicts from the logits of several
-networks; ``loss`` is the negative log-likelihood of each example under the same prediction.
+networks; ``loss`` is the negative log-likelihood of each example under the same prediction. The loss of a position
+whose label is −100 is 0.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.sampling import MOST_SAMPLES, over_samples, pieces, sampled
-from varprop.prediction.targets import class_indices, class_scores
+from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled
 from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate
 
@@ -78,6 +80,23 @@ class ClassLink(Link):
         return Prediction(seen.mean()["probs"], _moments(seen), self)
 
 
+def of_labelled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A score of logits and class indices, computed where there is a label; elsewhere it is 0."""
+
+    @functools.wraps(function)
+    def scored(link: Any, logits: Any, target: Tensor) -> Tensor:
+        chosen = labelled(target)
+        if bool(chosen.all()) or target.shape != logits.shape[:-1]:  # which the function refuses
+            return function(link, logits, target)
+        if not bool(chosen.any()):
+            return torch.zeros(target.shape, device=target.device)
+        some = Moments(*(x[chosen] for x in logits)) if isinstance(logits, Moments) else logits[chosen]
+        scores = function(link, some, target[chosen])
+        return scores.new_zeros(target.shape).masked_scatter(chosen, scores)
+
+    return scored
+
+
 class Categorical(ClassLink):
     """One label out of C ≥ 2."""
 
@@ -91,6 +110,7 @@ class Categorical(ClassLink):
     def squash(self, logits: Tensor) -> Tensor:
         return at_least_two(logits).softmax(-1)
 
+    @of_labelled
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
         target = class_indices(at_least_two(logits), target)
         return logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
@@ -115,6 +135,7 @@ class Softmax(Categorical):
 
         return over_samples(total, at_least_two(logits), self.samples)
 
+    @of_labelled
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         target = class_indices(logits.mean, target)
 
@@ -160,8 +181,8 @@ class Bernoulli(ClassLink):
         return logits.sigmoid()
 
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
-        target = class_scores(logits, target)
-        return -F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
+        target, seen = class_scores(logits, target)
+        return -F.binary_cross_entropy_with_logits(logits, target, seen, reduction="none").sum(-1)
 
     def expected_entropy(self, logits: Moments) -> Tensor:
         entropy = integrate(lambda x: F.softplus(x) - x * x.sigmoid(), checked(logits))
@@ -182,9 +203,9 @@ class Sigmoid(Bernoulli):
         return _mean_sigmoid(*logits)
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
-        target = class_scores(logits.mean, target)
+        target, seen = class_scores(logits.mean, target)
         yes, no = (_log_mean_sigmoid(sign * logits.mean, logits.var) for sign in (1, -1))
-        return -(target * yes + (1 - target) * no).sum(-1)
+        return -(seen * (target * yes + (1 - target) * no)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -232,6 +253,8 @@ class Gaussian(Link):
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         if target.shape != logits.shape:
             raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(logits.shape)}")
+        if not target.is_floating_point() and not bool(labelled(target).all()):
+            raise InputError(f"{IGNORED} marks what has no label; where it is a measured value, give targets.float()")
         var = logits.var + self.noise_var
         if not bool((var > 0).all()):
             raise InputError("some outputs have no variance at all: give the noise of the data, Gaussian(noise_std=…)")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.prediction.answer import Answer
-from varprop.prediction.targets import refuse_unlabelled
+from varprop.prediction.targets import labelled, refuse_unlabelled
 
 if TYPE_CHECKING:
     from varprop.prediction.links import ClassLink
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 class Prediction(Answer):
     """Probabilities of classes (along the last dimension), and the logits they come from.
 
-    Of one logit (``C = 1``, a sigmoid) the label is 1 or 0 and the confidence the larger of p and 1 − p.
+    Of one logit (``C = 1``, a sigmoid) the label is 1 or 0, by whether p reaches ``threshold`` (½), and the confidence
+    p or 1 − p.
     """
 
     probs: Tensor
@@ -29,19 +32,21 @@ class Prediction(Answer):
     link: ClassLink
     classes: tuple[str, ...] | None = None
     """The names of the classes, where the model has some (``config.id2label``) or they were given."""
+    threshold: Tensor | None = None
+    """Of each answer, where it is another than ½."""
 
     @property
     def label(self) -> Tensor:
         """The most probable class."""
         if self.probs.shape[-1] == 1:
-            return (self.probs[..., 0] >= 0.5).long()
+            return (self.probs[..., 0] >= (0.5 if self.threshold is None else self.threshold)).long()
         return self.probs.argmax(-1)
 
     @property
     def confidence(self) -> Tensor:
         """The probability of the label."""
         if self.probs.shape[-1] == 1:
-            return torch.maximum(self.probs, 1 - self.probs)[..., 0]
+            return torch.where(self.label == 1, self.probs[..., 0], 1 - self.probs[..., 0])
         return self.probs.amax(-1)
 
     @property
@@ -78,6 +83,15 @@ class Prediction(Answer):
     def _places(self) -> tuple[int, ...]:
         return self.probs.shape[:-1]
 
+    def labelled(self, target: Tensor) -> tuple[Prediction, Tensor]:
+        """Without what has no label (−100): tokens, pixels, examples or single labels of many."""
+        chosen = labelled(target)
+        if chosen.shape == self.probs.shape and chosen.shape[-1:] == (1,):
+            chosen = chosen[..., 0]
+        if chosen.shape != self.label.shape or bool(chosen.all()):
+            return self, target
+        return self[chosen], target[chosen]
+
     def correctness(self, target: Tensor) -> Tensor:
         """How right the labels are, in [0, 1]: 0 or 1 for class indices; for a score per class, the label's score."""
         label = self.label
@@ -89,11 +103,18 @@ class Prediction(Answer):
                 raise InputError(f"labels of shape {list(target.shape)}, where class indices would be {expected}")
             refuse_unlabelled(target)
             return (label == target).to(self.probs.dtype)
+        if self.probs.shape[-1] == 1 and target.shape == label.shape:
+            target = target.unsqueeze(-1)
         if target.shape != self.probs.shape:
             raise InputError(f"scores of shape {list(target.shape)} for probabilities {list(self.probs.shape)}")
         if self.probs.shape[-1] == 1:
             return torch.where(label == 1, target[..., 0], 1 - target[..., 0])
         return target.gather(-1, label.unsqueeze(-1)).squeeze(-1)
+
+
+def normal_reach(level: float) -> float:
+    """Of the interval around the mean of a normal distribution that holds ``level`` of it, in standard deviations."""
+    return NormalDist().inv_cdf(0.5 + level / 2)
 
 
 @dataclass(frozen=True)
@@ -103,6 +124,8 @@ class Regression(Answer):
     mean: Tensor
     var: Tensor
     logits: Moments
+    reach: Callable[[float], float] = normal_reach
+    """From a level to how far an interval reaches, in standard deviations: ``Conformal`` gives another."""
 
     @property
     def std(self) -> Tensor:
@@ -117,7 +140,7 @@ class Regression(Answer):
         """Bounds between which the observation lies with probability ``level``."""
         if not 0 < level < 1:
             raise InputError(f"a level lies between 0 and 1, {level} does not")
-        reach = self.std * torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)).item()
+        reach = self.std * self.reach(level)
         return self.mean - reach, self.mean + reach
 
     def columns(self) -> dict[str, Any]:

@@ -255,10 +255,18 @@ def class_names(model: nn.Module) -> tuple[str, ...] | None:
 
 
 def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
-    """The prediction for each batch, with its target, on the predictor's device."""
+    """The prediction for each batch, with its target, on the predictor's device; what has no label is left out."""
+    some = False
     for batch in read(batches):
         batch = batch.to(predictor.device)
-        yield predictor(*batch.args, **batch.kwargs), batch.target
+        prediction, target = predictor(*batch.args, **batch.kwargs), batch.target
+        if isinstance(prediction, Prediction):
+            prediction, target = prediction.labelled(target)
+        if len(target):
+            some = True
+            yield prediction, target
+    if not some:
+        raise InputError("no example has a label: all are -100")
 
 
 def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:

@@ -7,18 +7,44 @@ from torch import Tensor
 
 from varprop.errors import InputError
 
+IGNORED = -100
+"""The label of what has none, such as padding or a pixel nobody annotated; as in torch's cross-entropy."""
+
+
+def labelled(target: Tensor) -> Tensor:
+    """Which entries have a label."""
+    return target != IGNORED
+
+
+def mean_of_each(losses: Tensor, target: Tensor) -> Tensor:
+    """The loss of each example: the mean over its positions that have a label, so that each counts as one."""
+    if losses.ndim < 2:
+        return losses
+    seen = labelled(target) if target.shape == losses.shape else torch.ones_like(losses, dtype=torch.bool)
+    return losses.flatten(1).sum(1) / seen.flatten(1).sum(1).clamp(min=1)
+
 
 def class_indices(logits: Tensor, target: Tensor) -> Tensor:
     """The labels, checked: one class index for each example."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise InputError(f"labels are {target.dtype}: a softmax needs class indices (integers)")
     if target.shape != logits.shape[:-1]:
-        hint = ": drop the last dimension with labels.squeeze(-1)" if target.shape == (*logits.shape[:-1], 1) else ""
-        raise InputError(f"labels of shape {list(target.shape)} for logits of shape {list(logits.shape)}{hint}")
+        raise InputError(
+            f"labels of shape {list(target.shape)} for logits of shape {list(logits.shape)}{_shaped(logits, target)}"
+        )
     low, high = (int(target.min()), int(target.max())) if target.numel() else (0, 0)
     if low < 0 or high >= logits.shape[-1]:
         raise InputError(f"labels from {low} to {high} for {logits.shape[-1]} classes{_hint(low)}")
     return target.long()
+
+
+def _shaped(logits: Tensor, target: Tensor) -> str:
+    """How to mend the shapes."""
+    if target.shape == (*logits.shape[:-1], 1):
+        return ": drop the last dimension with labels.squeeze(-1)"
+    if logits.ndim > 2 and target.shape == (logits.shape[0], *logits.shape[2:]):
+        return ": classes come last here, propagate(..., output=lambda logits: logits.movedim(1, -1))"
+    return ""
 
 
 def refuse_unlabelled(target: Tensor) -> None:
@@ -28,11 +54,14 @@ def refuse_unlabelled(target: Tensor) -> None:
 
 
 def _hint(low: int) -> str:
-    return ": -100 marks what has no label: leave those examples out" if low == -100 else ""
+    return f": {IGNORED} marks what has no label: leave those examples out" if low == IGNORED else ""
 
 
-def class_scores(logits: Tensor, target: Tensor) -> Tensor:
-    """The labels, checked: a number in [0, 1] for each answer; for a single logit a column may be left out."""
+def class_scores(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels, checked: a number in [0, 1] for each answer; and 1 for those that have a label, 0 for others.
+
+    For a single logit a column may be left out.
+    """
     if logits.shape[-1] == 1 and target.shape == logits.shape[:-1]:
         target = target.unsqueeze(-1)
     if target.shape != logits.shape:
@@ -40,7 +69,8 @@ def class_scores(logits: Tensor, target: Tensor) -> Tensor:
             f"labels of shape {list(target.shape)} for logits of shape {list(logits.shape)}: "
             "a sigmoid needs a number in [0, 1] for every answer"
         )
-    target = target.to(logits.dtype)
+    seen = labelled(target).to(logits.dtype)
+    target = target.to(logits.dtype).masked_fill(seen == 0, 0)
     if not bool(((target >= 0) & (target <= 1)).all()):
         raise InputError(f"labels from {float(target.min()):g} to {float(target.max()):g}: they must be in [0, 1]")
-    return target
+    return target, seen

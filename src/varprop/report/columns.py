@@ -18,20 +18,32 @@ class Column:
     digits: int
     higher: bool
     unit: str = ""
+    ideal: float | None = None
+    """Where neither more nor less is better, what it should be."""
 
     @property
     def heading(self) -> str:
-        return f"{self.title} {'↑' if self.higher else '↓'}"
+        return self.title if self.ideal is not None else f"{self.title} {'↑' if self.higher else '↓'}"
 
     @property
     def label(self) -> str:
         """For an axis: name, unit and direction."""
         unit = f" {self.unit}" if self.unit.startswith("×") else f" ({self.unit})" if self.unit else ""
-        return f"{self.title}{unit}, {'higher' if self.higher else 'lower'} is better"
+        wanted = f"{self.ideal:g} is ideal" if self.ideal is not None else f"{self._better} is better"
+        return f"{self.title}{unit}, {wanted}"
+
+    @property
+    def _better(self) -> str:
+        return "higher" if self.higher else "lower"
 
     @property
     def timed(self) -> bool:
         return self.key.startswith("cost.")
+
+    @property
+    def ranked(self) -> bool:
+        """Whether methods have an order by it."""
+        return not self.timed and self.ideal is None
 
     def of(self, row: Row) -> float:
         """In the column's unit; NaN where the row does not have it."""
@@ -56,11 +68,19 @@ COLUMNS = (
     Column("ace", "ACE", 100, 2, False, "×100"),
     Column("brier", "Brier", 1, 3, False),
     Column("nll", "NLL", 1, 3, False, "nats"),
+    Column("f1", "F1", 100, 1, True, "%"),
+    Column("rmse", "RMSE", 1, 3, False),
+    Column("crps", "CRPS", 1, 3, False),
+    Column("picp@95", "In 95% interval", 100, 1, True, "%", ideal=95),
+    Column("mpiw@95", "Width of 95% interval", 1, 3, False),
     Column("cost.sample", "Time", 1, 2, False, "MC samples"),
     Column("cost.plain", "Time (plain)", 1, 2, False, "plain passes"),
 )
 NAMED = {column.key: column for column in COLUMNS}
-MAIN = tuple(NAMED[key] for key in ("accuracy", "aurc", "c@0.5", "c@1", "nll", "ece", "brier", "cost.sample"))
+_REGRESSION = ("rmse", "crps", "picp@95", "mpiw@95")
+MAIN = tuple(
+    NAMED[key] for key in ("accuracy", "aurc", "c@0.5", "c@1", *_REGRESSION, "nll", "ece", "brier", "cost.sample")
+)
 EXTENDED = tuple(
     NAMED[key] for key in ("c@2", "c@5", "phi@10", "phi@50", "phi@100", "ace", "cost.sample", "cost.plain")
 )

@@ -25,7 +25,7 @@ CAPTIONS = {
     "ablation": "Ablation",
     "all": "All metrics of all methods",
 }
-_FIRST = ("aurc", "accuracy", "c@1", "nll", "ece", "brier")  # the rest can be opened
+_FIRST = ("aurc", "accuracy", "c@1", "rmse", "crps", "nll", "ece", "brier")  # the rest can be opened
 
 
 def outcomes(results: Results, summary: Summary) -> Section:
@@ -61,7 +61,7 @@ def against_time(results: Results, summary: Summary) -> Section | None:
     )
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
-        columns = [column for column in summary.columns if not column.timed]
+        columns = [column for column in summary.columns if column.ranked]
         first = sorted((c for c in columns if c.key in _FIRST), key=lambda c: _FIRST.index(c.key))
         for title, chosen in (("", first), ("more metrics", [c for c in columns if c not in first])):
             drawn = [figures.pareto(summary, experiment, column, look) for column in chosen]

@@ -122,10 +122,10 @@ def results(
     summary: Summary, scope: Scope, kind: str, columns: Sequence[Column], methods: Sequence[str]
 ) -> Table | None:
     """Mean ± standard error over seeds; None if nothing was measured."""
-    columns = [column for column in columns if column in summary.columns]
+    found = summary.estimates(scope)
+    columns = [c for c in columns if c in summary.columns and found.mean[c.key].loc[list(methods)].notna().any()]
     if not columns or not methods:
         return None
-    found = summary.estimates(scope)
     if len(scope) == 1:
         seeds = len(summary.seeds(scope[0]))
         title = f"{summary.title(scope[0])}: mean ± standard error over {seeds} seed{'s' * (seeds > 1)}"
@@ -160,14 +160,14 @@ def _best(mean: pd.Series, sem: pd.Series, column: Column) -> list[str]:
     The cheapest method is no finding: times have no best.
     """
     shown = mean.map(column.show)
-    if column.timed or shown[mean.notna()].nunique() < 2:
+    if not column.ranked or shown[mean.notna()].nunique() < 2:
         return [""] * len(mean)
     top = shown[mean.idxmax() if column.higher else mean.idxmin()]
     return [BEST if text == top else "" for text in shown]
 
 
 def _judged(mean: pd.Series, sem: pd.Series, column: Column) -> list[str]:
-    return [judge(m, s, column.higher, errors=2) for m, s in zip(mean, sem, strict=True)]
+    return [judge(m, s, column.higher, errors=2) if column.ranked else "" for m, s in zip(mean, sem, strict=True)]
 
 
 def _table(

@@ -1,0 +1,94 @@
+"""Intervals of a regression that hold the observation at least as often as they say, for any number of examples.
+
+Split conformal prediction (Papadopoulos, Proedrou, Vovk, Gammerman 2002; Lei, G'Sell, Rinaldo, Tibshirani, Wasserman:
+arXiv 1604.04173), with residuals in standard deviations of the prediction (their section 5.2):
+
+    sᵢ = |yᵢ − μ(xᵢ)| / σ(xᵢ),  i = 1 … n, on examples that are new to model and calibration
+    q  = the k-th smallest of them, k = ⌈(n + 1) level⌉
+    interval: μ(x) ± q σ(x)
+
+If the n examples and the next one are exchangeable, the rank of the next one's s is uniform, so P(s ≤ q) ≥ k/(n + 1) ≥
+level, whatever μ and σ are; equal residuals make it more. Without ties it is at most level + 1/(n + 1). The probability
+is over the examples and the next one together. For k > n no finite interval would do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.errors import GuaranteeError, InputError
+from varprop.prediction.links import Gaussian
+from varprop.prediction.prediction import Regression
+from varprop.prediction.predictors import Predictor, answers
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """Of the examples a conformal predictor was fitted to, in standard deviations, the smallest first."""
+
+    sorted: Tensor
+
+    def __call__(self, level: float) -> float:
+        """How many standard deviations an interval of this level must reach."""
+        count, wanted = len(self.sorted), Fraction(repr(level))  # 0.9 is meant, not the float next to it
+        rank = math.ceil((count + 1) * wanted)
+        if rank > count:
+            needed = math.ceil(wanted / (1 - wanted))
+            raise GuaranteeError(
+                f"{count} examples give no interval of level {level:g}: give at least {needed}, or lower the level"
+            )
+        return float(self.sorted[rank - 1])
+
+
+class Conformal(Predictor):
+    """A regression whose intervals hold at any level: ``Conformal(predictor).fit(batches)(x).interval(0.9)``.
+
+    Of several outputs the interval holds for all of them at once.
+    """
+
+    def __init__(self, predictor: Predictor, residuals: Residuals | None = None) -> None:
+        if not isinstance(predictor, Predictor) or not isinstance(predictor.link, Gaussian):
+            raise InputError(
+                f"intervals need a regression, not a {predictor}: Propagated(net, link=vp.links.Gaussian()); "
+                "for classes, Selective answers or abstains"
+            )
+        self.predictor, self.residuals = predictor, residuals
+        self.link, self.processor = predictor.link, predictor.processor
+
+    @property
+    def device(self) -> torch.device:
+        return self.predictor.device
+
+    def fit(self, batches: Any) -> Conformal:
+        """A predictor with intervals after the residuals of ``batches``.
+
+        They must be new to model, posterior and calibration, and drawn like what is to come.
+        """
+        found = [_residuals(prediction, target) for prediction, target in answers(self.predictor, batches)]
+        return Conformal(self.predictor, Residuals(torch.cat(found).sort().values))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Regression:
+        if self.residuals is None:
+            raise GuaranteeError("there are no intervals yet: Conformal(predictor).fit(batches)")
+        return replace(self.predictor(*args, **kwargs), reach=self.residuals)
+
+    def __repr__(self) -> str:
+        fitted = "not fitted" if self.residuals is None else f"{len(self.residuals.sorted)} examples"
+        return f"Conformal({self.predictor}, {fitted})"
+
+
+def _residuals(prediction: Regression, target: Tensor) -> Tensor:
+    """The largest of each example's outputs; infinite where no variance explains an error."""
+    if target.shape != prediction.mean.shape:
+        raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(prediction.mean.shape)}")
+    error, std = (target.double() - prediction.mean.double()).abs().cpu(), prediction.std.double().cpu()
+    if bool(error.isnan().any()):
+        raise InputError("some targets are NaN: leave those examples out")
+    ratio = torch.where(error > 0, error / std, 0.0)
+    return ratio.reshape(len(ratio), -1).amax(1)
