@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "metrics": {"errors"},
     "prediction": {"errors", "moments", "batch", "metrics", "rules", "kernels", "posterior", "graph", "network"},
     "calibration": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network", "prediction"},
-    "evaluation": {"errors", "moments", "metrics", "rules", "posterior", "graph", "network"}
+    "evaluation": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration"},
     "report": {"errors", "evaluation"},
     "cli": {

@@ -6,7 +6,8 @@ from varprop.calibration.fitting import fit
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.temperature import TemperatureScaled
-from varprop.evaluation.evaluate import Evaluation, RegressionEvaluation, evaluate
+from varprop.evaluation.evaluate import evaluate
+from varprop.evaluation.evaluated import Evaluation, Evaluations, RegressionEvaluation
 from varprop.evaluation.fidelity import Comparison, compare
 from varprop.evaluation.methods import ABLATIONS, Method, ablate
 from varprop.moments import Moments
@@ -39,6 +40,7 @@ __all__ = [
     "Conformal",
     "Decision",
     "Evaluation",
+    "Evaluations",
     "FixedEpochs",
     "MeanNetwork",
     "Method",

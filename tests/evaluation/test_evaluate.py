@@ -7,6 +7,7 @@ import varprop as vp
 from tests.models import posterior_of
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import record
+from varprop.prediction.guarantee import Guarantee
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 3, (300,), generator=torch.Generator().manual_seed(2))
@@ -108,3 +109,71 @@ def test_decisions_label_by_label(predictor):
     assert found.metrics["accuracy"] == pytest.approx(float((yes == said[seen]).float().mean()))
     assert len(found) == int(seen.sum())
     assert vp.evaluate(fitted, [(X, said.float())], progress=False).metrics == found.metrics
+
+
+def test_a_predictor_that_abstains(predictor):
+    promise = Guarantee(0.5, risk=0.1, level=0.95, coverage=1, empirical_risk=0, bound=0.1, answered=1, examples=1)
+    found = vp.evaluate(vp.Selective(predictor, guarantee=promise), [(X, Y)], progress=False)
+    prediction = predictor(X)
+    answered, right = prediction.confidence >= 0.5, prediction.label == Y
+    assert found.metrics["coverage"] == pytest.approx(float(answered.float().mean()))
+    assert found.metrics["risk"] == pytest.approx(1 - float(right[answered].float().mean()))
+    plain = vp.evaluate(predictor, [(X, Y)], progress=False).metrics
+    assert {name: value for name, value in found.metrics.items() if name in plain} == plain
+
+
+def test_a_plain_model_is_a_mean_network():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).eval()
+    found = vp.evaluate(model, iter([(X, Y)]), progress=False)
+    assert found.metrics == vp.evaluate(vp.MeanNetwork(model), [(X, Y)], progress=False).metrics
+    several = (torch.randn(300, 3) > 0).float()
+    sigmoid = vp.MeanNetwork(model, link=vp.links.Sigmoid())
+    assert vp.evaluate(model, (X, several)).metrics == vp.evaluate(sigmoid, (X, several)).metrics
+
+
+def test_several_predictors(predictor):
+    model = nn.Linear(4, 3).eval()
+    held_out = vp.evaluate({"plain": model, "CVP": predictor}, (X[:100], Y[:100]), progress=False)
+    found = vp.evaluate({"plain": model, "CVP": predictor}, (X, Y), held_out=held_out, progress=False)
+    alone = vp.evaluate(predictor, (X, Y), held_out=held_out["CVP"], progress=False)
+    assert found["CVP"].metrics == alone.metrics
+    assert [line.split()[0] for line in repr(found).splitlines()[2:]] == ["plain", "CVP"]
+    table = found.to_pandas()
+    assert table.loc[("CVP", "phi@10"), "value"] == alone.metrics["phi@10"]
+    assert list(vp.evaluate([model, predictor, predictor], (X, Y))) == ["Linear", "Propagated", "Propagated 2"]
+
+
+def test_intervals_are_those_of_the_bootstrap(predictor):
+    """For a mean over examples they are known: 1.96 standard errors to either side, up to some 10 % for 200 draws."""
+    found = vp.evaluate(predictor, (X, Y), progress=False)
+    accuracy = found.metrics["accuracy"]
+    losses = found.scores["nll"].double()
+    errors = {"accuracy": (accuracy * (1 - accuracy) / 300) ** 0.5, "nll": float(losses.std()) / 300**0.5}
+    wide, narrow, table = found.intervals(), found.intervals(0.5), found.to_pandas()
+    for name, error in errors.items():
+        low, high = wide[name]
+        assert (low, high) == tuple(table.loc[name, ["low", "high"]])
+        assert high - low == pytest.approx(2 * 1.96 * error, rel=0.2)
+        assert low < found.metrics[name] < high
+        assert narrow[name][1] - narrow[name][0] == pytest.approx(2 * 0.674 * error, rel=0.3)
+    with pytest.raises(InputError, match="a level lies between"):
+        found.intervals(95)
+
+
+def test_a_short_repr(predictor):
+    found = vp.evaluate(predictor, (X, Y), progress=False)
+    expected = f"Evaluation(300 examples: accuracy {found.metrics['accuracy']:.4g}, aurc "
+    assert repr(found).startswith(expected)
+    assert len(repr(found)) < 120
+
+
+def test_what_is_no_predictor(predictor):
+    expected = r"a propagated network, which has no link: evaluate\(vp.Propagated\(net\), batches\)"
+    with pytest.raises(InputError, match=expected):
+        vp.evaluate(predictor.net, (X, Y))
+    expected = r"takes a predictor, a model, or several .*, not a Tensor: evaluate\(vp.fit\(model, held_out\), test\)"
+    with pytest.raises(InputError, match=expected):
+        vp.evaluate(X, (X, Y))
+    with pytest.raises(InputError, match=r"the labels are strings, such as 'ant': give class indices, torch.tensor"):
+        vp.evaluate(predictor, [(X[:2], ["ant", "bee"])])

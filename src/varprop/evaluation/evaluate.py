@@ -7,81 +7,50 @@ import hashlib
 import importlib.metadata
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop import metrics
+from varprop.batch import read, repeatable
 from varprop.errors import InputError
 from varprop.evaluation.curves import percentiles
+from varprop.evaluation.evaluated import COSTS, Evaluation, Evaluations, RegressionEvaluation
 from varprop.evaluation.results import Row
 from varprop.metrics.proper import bce_of_each, brier_of_each, nll_of_each
+from varprop.network.moment_net import MomentNet
+from varprop.prediction.inferred import link_for
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import Predictor, Propagated, answers
+from varprop.prediction.predictors import MeanNetwork, Predictor, Propagated, answers
+from varprop.prediction.selective import Decision
 
-RISKS = {"c@0.5": 0.005, "c@1": 0.01, "c@2": 0.02, "c@5": 0.05}
-COSTS = {"phi@10": 10.0, "phi@50": 50.0, "phi@100": 100.0}
 LEVEL = 0.95
 """Of the intervals that are judged."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What a predictor said about each example, on the CPU, and the metrics that follow.
+def evaluate(predictor: Any, batches: Any, *, held_out: Any = None, progress: bool = True) -> Any:
+    """Run a predictor over ``batches`` and compute every metric. Thresholds are chosen on ``held_out`` data only.
 
-    ``metrics`` are fractions: ``accuracy``, ``aurc``, ``c@1`` (coverage at a risk of 1 %), ``ece``, ``ace``,
-    ``brier``, ``nll`` (for a sigmoid, binary cross-entropy summed over answers), for yes or no ``f1``, and with
-    held-out data ``phi@10`` (effective reliability at a cost of 10, its threshold chosen there). Tokens, pixels and the
-    decisions of ``PerLabel`` count one by one; those without a label (−100) do not.
+    Returns an ``Evaluation``; of a regression, a ``RegressionEvaluation``. A plain model is taken as ``MeanNetwork``,
+    with the link that the targets suggest. Of several predictors, in a list or a dict, comes an ``Evaluations``;
+    ``held_out`` is what the same call has returned for held-out data.
     """
-
-    metrics: Mapping[str, float]
-    confidence: Tensor
-    correctness: Tensor
-    label: Tensor
-    target: Tensor
-    """Class indices; for a score per class, the class of the largest."""
-
-    def __len__(self) -> int:
-        return len(self.confidence)
-
-
-@dataclass(frozen=True)
-class RegressionEvaluation:
-    """What a regression said about each output, on the CPU, and the metrics that follow; outputs count one by one.
-
-    ``metrics``: ``rmse``, ``nll``, ``crps`` (continuous ranked probability score), and of the 95 % intervals
-    ``picp@95`` (the share of targets they hold) and ``mpiw@95`` (their mean width).
-    """
-
-    metrics: Mapping[str, float]
-    mean: Tensor
-    std: Tensor
-    low: Tensor
-    high: Tensor
-    target: Tensor
-
-    def __len__(self) -> int:
-        return len(self.target)
-
-
-def evaluate(
-    predictor: Predictor,
-    batches: Any,
-    *,
-    held_out: Evaluation | RegressionEvaluation | None = None,
-    progress: bool = True,
-) -> Any:
-    """Run ``predictor`` over ``batches`` and compute every metric. Thresholds are chosen on ``held_out`` data only.
-
-    Returns an ``Evaluation``; of a regression, a ``RegressionEvaluation``.
-    """
-    return evaluate_answers(answers(predictor, batches), held_out=held_out, progress=progress)
+    if isinstance(predictor, Predictor):
+        return evaluate_answers(answers(predictor, batches), held_out=held_out, progress=progress)
+    batches = repeatable(batches)
+    if not isinstance(predictor, Mapping | list | tuple):
+        return evaluate(mean_network(predictor, batches), batches, held_out=held_out, progress=progress)
+    several = predictor if isinstance(predictor, Mapping) else named(predictor)
+    return Evaluations(
+        {
+            name: evaluate(each, batches, held_out=held_out[name] if held_out else None, progress=progress)
+            for name, each in several.items()
+        }
+    )
 
 
 def evaluate_answers(
@@ -93,34 +62,52 @@ def evaluate_answers(
     """The same for predictions that are there already, each with its targets."""
     parts: dict[str, list[Tensor]] = {}
     with tqdm(desc="evaluate", unit=" examples", disable=None if progress else True, leave=False) as bar:
-        for prediction, target in pairs:
-            of_each = _of_output if isinstance(prediction, Regression) else _of_each
-            for name, value in of_each(prediction, target).items():
+        for answer, target in pairs:
+            of_each = _of_output if isinstance(answer, Regression) else _of_each
+            for name, value in of_each(answer, target).items():
                 parts.setdefault(name, []).append(value.cpu())
             bar.update(len(target))
     found = {name: torch.cat(values) for name, values in parts.items()}
     if "std" in found:
-        return RegressionEvaluation(_regression_metrics(**found), **found)
+        return RegressionEvaluation(found)
     if not isinstance(held_out, Evaluation | None):
         raise InputError("the held-out data are those of a regression, and the predictor has classes")
-    confidence, correctness = found["confidence"], found["correctness"]
-    values = {
-        "accuracy": metrics.accuracy(correctness),
-        "aurc": metrics.aurc(confidence, correctness),
-        **{name: metrics.coverage_at_risk(confidence, correctness, risk) for name, risk in RISKS.items()},
-        "ece": metrics.ece(confidence, correctness),
-        "ace": metrics.ace(confidence, correctness),
-        "brier": found["brier"].double().mean(),
-        "nll": found["nll"].double().mean(),
-    }
-    if "yes" in found and bool(((found["target"] == 0) | (found["target"] == 1)).all()):
-        values["f1"] = metrics.f1(found["yes"], found["target"])
-    if held_out is not None:
-        for name, cost in COSTS.items():
-            threshold = metrics.best_threshold(held_out.confidence, held_out.correctness, cost)
-            values[name] = metrics.effective_reliability(confidence, correctness, cost, threshold)
-    numbers = {name: float(value) for name, value in values.items()}
-    return Evaluation(numbers, confidence, correctness, found["label"], found["target"])
+    thresholds = {} if held_out is None else best_thresholds(held_out.confidence, held_out.correctness)
+    return Evaluation(found, thresholds)
+
+
+def best_thresholds(confidence: Tensor, correctness: Tensor) -> dict[str, float]:
+    """For each cost of a wrong answer, the confidence from which on to answer."""
+    return {name: metrics.best_threshold(confidence, correctness, cost) for name, cost in COSTS.items()}
+
+
+def mean_network(model: Any, batches: Any) -> MeanNetwork:
+    """A plain model as a predictor."""
+    if isinstance(getattr(model, "_orig_mod", model), MomentNet):
+        raise InputError(
+            "evaluate(predictor, batches) was given a propagated network, which has no link: "
+            "evaluate(vp.Propagated(net), batches)"
+        )
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"evaluate(predictor, batches) takes a predictor, a model, or several in a list or dict, not a "
+            f"{type(model).__name__}: evaluate(vp.fit(model, held_out), test)"
+        )
+    plain = MeanNetwork(model)
+    first = next(read(batches)).to(plain.device)
+    with torch.no_grad():
+        logits = plain.logits(*first.args, **first.kwargs).mean
+    return MeanNetwork(model, link=link_for(logits, first.target))
+
+
+def named(predictors: Iterable[Any]) -> dict[str, Any]:
+    """By what they are; further ones of a kind are numbered."""
+    found: dict[str, Any] = {}
+    for predictor in predictors:
+        kind = type(predictor).__name__
+        count = sum(name.partition(" ")[0] == kind for name in found)
+        found[f"{kind} {count + 1}" if count else kind] = predictor
+    return found
 
 
 def _of_output(prediction: Regression, target: Tensor) -> dict[str, Tensor]:
@@ -131,20 +118,10 @@ def _of_output(prediction: Regression, target: Tensor) -> dict[str, Tensor]:
     return {name: value.flatten() for name, value in found.items()}
 
 
-def _regression_metrics(mean: Tensor, std: Tensor, low: Tensor, high: Tensor, target: Tensor) -> dict[str, float]:
-    var = std.double().square()
-    found = {
-        "rmse": metrics.rmse(mean, target),
-        "nll": metrics.gaussian_nll(mean, var, target),
-        "crps": metrics.crps(mean, var, target),
-        "picp@95": metrics.picp(low, high, target),
-        "mpiw@95": metrics.mpiw(low, high),
-    }
-    return {name: float(value) for name, value in found.items()}
-
-
-def _of_each(prediction: Prediction, target: Tensor) -> dict[str, Tensor]:
+def _of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, Tensor]:
     """Per example; leading dimensions are examples."""
+    prediction = answer.prediction if isinstance(answer, Decision) else answer
+    decided = {"answered": answer.answered.reshape(-1)} if isinstance(answer, Decision) else {}
     classes = prediction.probs.shape[-1]
     probs = prediction.probs.reshape(-1, classes)
     scored = target.is_floating_point() and target.shape == prediction.probs.shape
@@ -154,7 +131,8 @@ def _of_each(prediction: Prediction, target: Tensor) -> dict[str, Tensor]:
         nll, brier = bce_of_each(probs, many.to(probs.dtype)), (probs - many).square().sum(-1)
     else:
         nll, brier = nll_of_each(probs, flat), brier_of_each(probs, flat)
-    decided = {"yes": prediction.label.reshape(-1)} if classes == 1 else {}
+    if classes == 1:
+        decided["yes"] = prediction.label.reshape(-1)
     return {
         "confidence": prediction.confidence.reshape(-1),
         "correctness": prediction.correctness(target).reshape(-1),

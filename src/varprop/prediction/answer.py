@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from varprop.errors import InputError
 from varprop.moments import Moments
+from varprop.prediction.targets import labelled
 
 
 class Answer(ABC):
@@ -38,18 +40,23 @@ class Answer(ABC):
             rows = slice(index, index + 1)
         return self._map(lambda x: x[rows])
 
+    def labelled(self, target: Tensor) -> tuple[Self, Tensor]:
+        """Without what has no label (−100): tokens, pixels, examples or single labels of many."""
+        chosen = labelled(target)
+        if chosen.shape == (*self._places, 1):
+            chosen = chosen[..., 0]
+        if chosen.shape != self._places or bool(chosen.all()):
+            return self, target
+        return self[chosen], target[chosen]
+
     def to(self, device: torch.device | str) -> Self:
         return self._map(lambda x: x.to(device))
 
     def to_pandas(self) -> Any:
         """A table with a row for each example; for each of their tokens or pixels, if those have an answer each."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError("a table needs pandas: pip install pandas") from None
-        places = [range(size) for size in self._places]
-        index = pandas.MultiIndex.from_product(places) if len(places) > 1 else pandas.RangeIndex(len(self))
-        return pandas.DataFrame(self.columns(), index=index)
+        library, places = pandas(), [range(size) for size in self._places]
+        index = library.MultiIndex.from_product(places) if len(places) > 1 else library.RangeIndex(len(self))
+        return library.DataFrame(self.columns(), index=index)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, those of parts with a dot: ``logits.mean``."""
@@ -93,6 +100,13 @@ def join(parts: Sequence[Answer]) -> Any:
             "pad all batches to one length, or call the predictor batch by batch"
         )
     return parts[0].with_tensors({name: torch.cat([found[name] for found in tensors]) for name in tensors[0]})
+
+
+def pandas() -> Any:
+    try:
+        return importlib.import_module("pandas")
+    except ImportError:
+        raise InputError("a table needs pandas: pip install pandas") from None
 
 
 def _is_moments(value: Any) -> bool:

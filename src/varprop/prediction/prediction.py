@@ -13,7 +13,7 @@ from torch import Tensor
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.prediction.answer import Answer
-from varprop.prediction.targets import labelled, refuse_unlabelled
+from varprop.prediction.targets import refuse_unlabelled
 
 if TYPE_CHECKING:
     from varprop.prediction.links import ClassLink
@@ -82,15 +82,6 @@ class Prediction(Answer):
     @property
     def _places(self) -> tuple[int, ...]:
         return self.probs.shape[:-1]
-
-    def labelled(self, target: Tensor) -> tuple[Prediction, Tensor]:
-        """Without what has no label (−100): tokens, pixels, examples or single labels of many."""
-        chosen = labelled(target)
-        if chosen.shape == self.probs.shape and chosen.shape[-1:] == (1,):
-            chosen = chosen[..., 0]
-        if chosen.shape != self.label.shape or bool(chosen.all()):
-            return self, target
-        return self[chosen], target[chosen]
 
     def correctness(self, target: Tensor) -> Tensor:
         """How right the labels are, in [0, 1]: 0 or 1 for class indices; for a score per class, the label's score."""

@@ -260,7 +260,7 @@ def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
     for batch in read(batches):
         batch = batch.to(predictor.device)
         prediction, target = predictor(*batch.args, **batch.kwargs), batch.target
-        if isinstance(prediction, Prediction):
+        if not isinstance(prediction, Regression):
             prediction, target = prediction.labelled(target)
         if len(target):
             some = True
