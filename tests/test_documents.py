@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", flags=re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^[ >]*(```|~~~) *(python|py|pycon)\b", flags=re.MULTILINE | re.IGNORECASE)
 TABLE = re.compile(r"<!-- table: (\S+) ([\w-]+) (\S+) -->\n\n((?:\|[^\n]*\n)+)")
-LONG = {"docs/quickstart.md"}  # which trains a network: half a minute of a core
+LONG = {"docs/quickstart.md", "docs/tasks.md", "docs/integrations.md"}  # which train networks: half a minute of a core
 # Libraries a page shows that are no dependencies of the tests: they are installed apart, from peers.txt.
 PEERS = {"docs/posteriors.md": ("laplace", "bayesian_torch")}
 

@@ -108,6 +108,18 @@ def test_evaluate_prints_a_table_and_keeps_rows(varprop, mine):
     assert len(results.rows) == 4
 
 
+def test_evaluate_a_regression(varprop, mine):
+    data = ("--held-out", "mine:measured", "--test", "mine:measured", "--out", "results")
+    found = varprop("evaluate", *MINE, *data, "--link", "gaussian")
+    assert found.code == 0, found.err
+    for text in ("RMSE", "CRPS", "In 95%", "MC-8", "CVP, adaptive"):
+        assert text in found.out
+    for row in Results(mine / "results").rows:
+        assert 0.9 < row.metrics["picp@95"] < 1
+    assert varprop("report", "results").code == 0
+    assert "CRPS" in (mine / "results" / "report" / "report.html").read_text()
+
+
 def test_bench(varprop, mine, monkeypatch):
     seen = {}
 
