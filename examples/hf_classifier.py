@@ -76,7 +76,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         predictor.save_pretrained(folder)
-        loaded = vp.Propagated.from_pretrained(folder)  # safetensors and JSON; the model is rebuilt from its config
+        loaded = vp.load(folder)  # safetensors and JSON; the model is rebuilt from its config
         again = loaded(pixel_values=batch["pixel_values"])
     print(f"the same after saving and loading: {torch.equal(answer.probs, again.probs)}")
 

@@ -23,12 +23,12 @@ from experiments.pipeline import Pipeline
 from varprop import links
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import calibrate
-from varprop.calibration.temperature import TemperatureScaled
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
 from varprop.prediction.prediction import Prediction
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Propagated
+from varprop.prediction.temperature import TemperatureScaled
 
 WIDTHS = tuple(10 ** (-2 + i / 4) for i in range(9))  # relative: the root of Σ var / Σ mean²
 TRIED, USED = 16, 64  # Monte Carlo samples, in the search for a width and in the end

@@ -5,7 +5,6 @@ from varprop.calibration.adaptive import Adaptive
 from varprop.calibration.fitting import fit
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
-from varprop.calibration.temperature import TemperatureScaled
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.evaluated import Evaluation, Evaluations, RegressionEvaluation
 from varprop.evaluation.fidelity import Comparison, compare
@@ -17,10 +16,12 @@ from varprop.network.record import Calibration
 from varprop.posterior import SWAG, Posterior
 from varprop.prediction import links, scores
 from varprop.prediction.conformal import Conformal
+from varprop.prediction.loading import load
 from varprop.prediction.per_label import PerLabel
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.prediction.selective import ABSTAIN, Decision, Selective
+from varprop.prediction.temperature import TemperatureScaled
 from varprop.rules import CVP, STREAMLINING, Rule, RuleSet, rule, streamlining
 
 __version__ = "0.1.0"
@@ -67,6 +68,7 @@ __all__ = [
     "evaluate",
     "fit",
     "links",
+    "load",
     "metrics",
     "optim",
     "propagate",

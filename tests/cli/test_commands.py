@@ -77,7 +77,7 @@ def test_calibrate_saves_a_network_that_loads(varprop, mine):
     found = varprop("calibrate", *MINE, "--data", "mine:held_out", "--out", "net", "--epochs", "3")
     assert found.code == 0, found.err
     assert "(output)" in found.out
-    predictor = vp.Propagated.from_pretrained("net", mine_model())
+    predictor = vp.load("net", mine_model())
     assert predictor.link == vp.links.Softmax()
     scales = predictor.net.scales
     assert all(alpha != 1 for alpha in scales.values())
@@ -86,7 +86,7 @@ def test_calibrate_saves_a_network_that_loads(varprop, mine):
 
     data = ("--data", "mine:held_out", "--epochs", "2")
     varprop("calibrate", *MINE, *data, "--out", "one", "--output-only", "--link", "mean-field-softmax")
-    predictor = vp.Propagated.from_pretrained("one", mine_model())
+    predictor = vp.load("one", mine_model())
     assert [name for name, alpha in predictor.net.scales.items() if alpha != 1] == ["(output)"]
     assert predictor.link == vp.links.MeanFieldSoftmax()
 
@@ -189,7 +189,7 @@ def test_recipe_of_calibrate(varprop, mine):
     (mine / "recipe.yaml").write_text(text)
     found = varprop("calibrate", "--recipe", "recipe.yaml", "--epochs", "2")
     assert found.code == 0, found.err
-    assert sum(alpha != 1 for alpha in vp.Propagated.from_pretrained("net", mine_model()).net.scales.values()) == 1
+    assert sum(alpha != 1 for alpha in vp.load("net", mine_model()).net.scales.values()) == 1
 
 
 def test_warnings_are_one_line(varprop, monkeypatch):

@@ -12,7 +12,7 @@ import torch
 import varprop as vp
 from tests.network.saved import Net, uncaptured
 from varprop.errors import NetworkFileError
-from varprop.network import saving
+from varprop.network import storage
 
 FILES = ["config.json", "model.safetensors"]
 
@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_or_locked(folder, monkeypatch, written, error):
         (path if written == "tensors" else content).write_bytes(b"half of it")
         raise error
 
-    monkeypatch.setattr(*((saving, "save_file") if written == "tensors" else (Path, "write_text")), fail)
+    monkeypatch.setattr(*((storage, "save_file") if written == "tensors" else (Path, "write_text")), fail)
     with pytest.raises(NetworkFileError, match=f"cannot save {folder}: .*{error.strerror}"):
         uncaptured(0.5).save_pretrained(folder)
     assert held(folder) == 1e-3
@@ -131,7 +131,7 @@ def test_two_interrupts_in_a_row(folder, renames, killed):
 
 
 def test_a_network_saved_while_another_process_loads(folder, monkeypatch):
-    real, times = saving.read_tensors, []
+    real, times = storage.read_tensors, []
 
     def slow(*args):
         tensors = real(*args)
@@ -140,7 +140,7 @@ def test_a_network_saved_while_another_process_loads(folder, monkeypatch):
         times.append(1)
         return tensors
 
-    monkeypatch.setattr(saving, "read_tensors", slow)
+    monkeypatch.setattr(storage, "read_tensors", slow)
     assert held(folder) == 0.5
     assert len(times) == 2
 
@@ -167,15 +167,15 @@ def test_loading_while_another_process_saves(folder):
 
 
 def test_a_folder_that_never_rests(folder, monkeypatch):
-    real, next_one = saving.read_tensors, itertools.count(1)
+    real, next_one = storage.read_tensors, itertools.count(1)
 
     def busy(*args):
         tensors = real(*args)
         uncaptured(next(next_one)).save_pretrained(folder)
         return tensors
 
-    monkeypatch.setattr(saving, "read_tensors", busy)
-    monkeypatch.setattr(saving, "ATTEMPTS", 3)
+    monkeypatch.setattr(storage, "read_tensors", busy)
+    monkeypatch.setattr(storage, "ATTEMPTS", 3)
     with pytest.raises(
         NetworkFileError, match="cannot load .*: another process keeps saving there: load it afterwards"
     ):

@@ -1,10 +1,13 @@
 """Predictions for all data: one object, whatever the data and the predictor are."""
 
+import json
 import sys
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -185,3 +188,56 @@ def test_batches_of_several_lengths():
     predictor = vp.MeanNetwork(model)
     with pytest.raises(InputError, match=r"\[2, 3\] and \[5, 3\] for one example: pad"):
         predictor.predict([torch.zeros(2, 5, 4), torch.zeros(2, 2, 4)])
+
+
+def test_files(tmp_path):
+    found = vp.Selective(PROPAGATED, guarantee=GUARANTEE).predict(X)
+    found.save(tmp_path / "found.safetensors")
+    with safe_open(tmp_path / "found.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("prediction.logits.var"), found.var)
+        assert json.loads(file.metadata()["classes"]) == ["ant", "bee", "cat"]
+    found.save(tmp_path / "found.csv")
+    assert list(pandas.read_csv(tmp_path / "found.csv", index_col=0)["answered"]) == found.answered.tolist()
+    with pytest.raises(InputError, match=r"found.pt is neither .safetensors nor .csv"):
+        found.save(tmp_path / "found.pt")
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "message"),
+    [
+        (vp.links.Softmax(), torch.randn(11), "a regression, link=vp.links.Gaussian"),
+        (vp.links.Softmax(), torch.randn(11, 1), "a regression, link=vp.links.Gaussian"),
+        (
+            vp.links.Gaussian(),
+            Y,
+            r"outputs of shape \[11, 3\]. Class indices need link=vp.links.Softmax",
+        ),
+    ],
+)
+def test_a_predictor_of_the_wrong_link(link, target, message):
+    with pytest.raises(InputError, match=message):
+        vp.evaluate(vp.Propagated(PROPAGATED.net, link=link), (X, target))
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "message"),
+    [
+        (
+            vp.links.Softmax(),
+            torch.randn(11),
+            r"are torch.float32: .* link=vp.links.Gaussian\(\), .*Sigmoid\(\)",
+        ),
+        (vp.links.Sigmoid(), Y, r"Class indices need link=vp.links.Softmax\(\)"),
+        (vp.links.Gaussian(), Y, r"Class indices need link=vp.links.Softmax\(\)"),
+    ],
+)
+def test_a_calibration_for_the_wrong_link(link, target, message):
+    with pytest.raises(InputError, match=message):
+        vp.calibrate(PROPAGATED.net, (X, target), link=link, progress=False)
+
+
+def test_a_temperature_of_a_regression():
+    regression = vp.Propagated(PROPAGATED.net, link=vp.links.Gaussian())
+    expected = r"divides logits of classes, .* is a regression: .* TemperatureScaled\(MeanNetwork\(model\)\)"
+    with pytest.raises(InputError, match=expected):
+        vp.TemperatureScaled(regression)

@@ -1,6 +1,8 @@
-"""Propagated: the link comes back with the network."""
+"""A predictor comes back from its folder: network, link, and what was fitted."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 import varprop as vp
 from tests.models import make, posterior_of
 from varprop.errors import NetworkFileError
+from varprop.network.record import Calibration
+from varprop.prediction.guarantee import Guarantee
 from varprop.prediction.stored import LINKS
 
 MODEL = nn.Linear(4, 3)
@@ -29,7 +33,7 @@ def edit(folder, **changes):
 
 def reason(folder, **options):
     with pytest.raises(NetworkFileError) as caught:
-        vp.Propagated.from_pretrained(folder, MODEL, **options)
+        vp.load(folder, MODEL, **options)
     assert str(caught.value).startswith(f"cannot load {folder}: ")
     return str(caught.value)
 
@@ -49,7 +53,7 @@ def test_every_link_comes_back(tmp_path, link, written):
     saved, x = predictor(link=link), torch.randn(5, 4)
     saved.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["link"] == written
-    loaded = vp.Propagated.from_pretrained(tmp_path, MODEL)
+    loaded = vp.load(tmp_path, MODEL)
     assert loaded.link == link
     assert type(loaded.link) is type(link)
     before, after = saved(x), loaded(x)
@@ -69,7 +73,7 @@ def test_a_model_of_transformers_without_the_model(tmp_path):
     saved = vp.Propagated(vp.propagate(model, posterior_of(model)), link=vp.links.Softmax(64))
     probs = saved(**batch).probs
     saved.save_pretrained(tmp_path)
-    assert torch.equal(vp.Propagated.from_pretrained(tmp_path)(**batch).probs, probs)
+    assert torch.equal(vp.load(tmp_path)(**batch).probs, probs)
 
 
 def test_the_network_alone(tmp_path):
@@ -79,13 +83,13 @@ def test_the_network_alone(tmp_path):
     assert torch.equal(net(x).var, saved.net(x).var)
     net.save_pretrained(tmp_path / "net")
     assert "it was saved without a link: say how to predict, e.g. link=" in reason(tmp_path / "net")
-    loaded = vp.Propagated.from_pretrained(tmp_path / "net", MODEL, link=vp.links.Sigmoid())
+    loaded = vp.load(tmp_path / "net", MODEL, link=vp.links.Sigmoid())
     assert torch.equal(loaded(x).probs, saved(x).probs)
 
 
 def test_another_link_may_be_given(tmp_path):
     predictor(link=vp.links.Sigmoid()).save_pretrained(tmp_path)
-    assert vp.Propagated.from_pretrained(tmp_path, MODEL, link=vp.links.Softmax()).link == vp.links.Softmax()
+    assert vp.load(tmp_path, MODEL, link=vp.links.Softmax()).link == vp.links.Softmax()
 
 
 def test_a_link_of_ones_own_must_be_given_again(tmp_path):
@@ -94,7 +98,7 @@ def test_a_link_of_ones_own_must_be_given_again(tmp_path):
 
     predictor(link=Mine()).save_pretrained(tmp_path)
     assert "a link that is not varprop's own, Mine: give link=" in reason(tmp_path)
-    assert type(vp.Propagated.from_pretrained(tmp_path, MODEL, link=Mine()).link) is Mine
+    assert type(vp.load(tmp_path, MODEL, link=Mine()).link) is Mine
 
 
 @pytest.mark.parametrize(
@@ -127,3 +131,102 @@ def _without_weights(folder):
     predictor().save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     return reason(folder)
+
+
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(40) % 3
+PROMISE = Guarantee(0.4, risk=0.1, level=0.95, coverage=0.75, empirical_risk=0.05, bound=0.09, answered=30, examples=40)
+
+
+def regression(base):
+    return vp.Propagated(base.net, link=vp.links.Gaussian(0.3))
+
+
+def several(base):
+    return vp.Propagated(base.net, link=vp.links.Sigmoid())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda p: vp.Propagated(p.net, classes=["ant", "bee", "cat"]),
+        lambda p: vp.MeanNetwork(p.net.lifting.model),
+        lambda p: vp.MeanNetwork(p.net.lifting.model, vp.Posterior.isotropic(nn.Linear(4, 3))),
+        lambda p: vp.MonteCarlo(p.net.lifting.model, posterior_of(p.net.lifting.model, 0.1), 3, seed=5),
+        lambda p: vp.TemperatureScaled(p).fit((X, LABELS)),
+        lambda p: vp.TemperatureScaled(vp.MeanNetwork(p.net.lifting.model), 2.0),
+        lambda p: vp.Selective(vp.TemperatureScaled(p, 2.0), guarantee=PROMISE),
+        lambda p: vp.Selective(p, guarantee=replace(PROMISE, threshold=-math.inf)),
+        lambda p: vp.Conformal(regression(p)).fit((X, torch.randn(40, 3))),
+        lambda p: vp.PerLabel(several(p)).fit((X, (torch.randn(40, 3) > 0).float())),
+    ],
+)
+def test_every_predictor_comes_back(tmp_path, wrap):
+    saved = wrap(predictor())
+    saved.save_pretrained(tmp_path)
+    json.loads((tmp_path / "config.json").read_text(), parse_constant=pytest.fail)  # no -Infinity, which is no JSON
+    loaded = vp.load(tmp_path, MODEL)
+    assert repr(loaded) == repr(saved)
+    assert loaded.classes == saved.classes
+    before, after = saved.predict(X), loaded.predict(X)
+    for name, tensor in before.tensors().items():
+        assert torch.equal(tensor, after.tensors()[name]), name
+    if isinstance(saved, vp.Conformal):
+        assert torch.equal(before.interval(0.9)[0], after.interval(0.9)[0])
+    loaded.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "README.md").read_text() == (tmp_path / "README.md").read_text()
+
+
+def test_predictors_that_cannot_be_saved_or_loaded(tmp_path):
+    class Mine(vp.Predictor):
+        link, device = vp.links.Softmax(), torch.device("cpu")
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(NetworkFileError, match="a Mine is not one of varprop's own predictors, and cannot be saved"):
+        Mine().save_pretrained(tmp_path / "mine")
+    vp.Selective(predictor(), score=vp.scores.entropy, guarantee=PROMISE).save_pretrained(tmp_path)
+    assert "it abstains by a score of its own, entropy: give it as score=" in reason(tmp_path)
+    assert vp.load(tmp_path, MODEL, score=vp.scores.entropy).score is vp.scores.entropy
+    inner = {"kind": "Propagated"}
+    for record, message in (
+        ({"kind": "Oracle"}, "this varprop has no predictor 'Oracle'"),
+        ({"kind": "TemperatureScaled", "temperature": -1, "fitted": None, "predictor": inner}, "positive and finite"),
+        ({"kind": "Selective"}, "describes an impossible predictor"),
+        ({}, "describes an impossible predictor"),
+        ([], "describes an impossible predictor"),
+    ):
+        edit(tmp_path, predictor=record)
+        assert message in reason(tmp_path)
+    edit(tmp_path, predictor=inner, processor="os")
+    assert "has no processor 'os'" in reason(tmp_path)
+
+
+def test_folders_of_version_0_1(tmp_path):
+    """They name no predictor, no calibration and no classes."""
+    saved = predictor(link=vp.links.Sigmoid())
+    saved.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("predictor", "classes", "processor", "calibration", "temperature"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(vp.load(tmp_path, MODEL).predict(X).probs, saved.predict(X).probs)
+
+
+def test_the_model_card(tmp_path):
+    base = predictor()
+    base.net.calibration = Calibration("width", {"plain": 0.9, "width": 0.8}, 0.1, None, 500, True, 10.0)
+    saved = vp.Selective(vp.Propagated(base.net, classes=["ant", "bee", "c|t"]), guarantee=PROMISE)
+    evaluation = vp.evaluate(saved, (X, LABELS), progress=False)
+    saved.save_pretrained(tmp_path, evaluation=evaluation)
+    card = (tmp_path / "README.md").read_text()
+    assert 'vp.load("this folder", model=Linear(...).eval())' in card
+    assert "| predictor | Selective of Propagated |" in card
+    assert "| classes | ant, bee, c\\|t |" in card
+    assert "Fitted on 500 held-out examples: width, width 0.1." in card
+    assert "| **width** | 0.8000 |" in card
+    assert "at most 10.00% of the answers are wrong" in card
+    low, high = evaluation.intervals()["aurc"]
+    assert f"| aurc | {evaluation.metrics['aurc']:.4g} | {low:.4g} to {high:.4g} |" in card
+    assert vp.load(tmp_path, MODEL).predictor.net.calibration == base.net.calibration

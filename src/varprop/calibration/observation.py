@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from varprop.calibration.temperature import lowest
 from varprop.errors import InputError
 from varprop.metrics import gaussian_nll, rmse
 from varprop.prediction.links import Gaussian
 from varprop.prediction.predictors import Predictor, answers
+from varprop.prediction.temperature import lowest
 
 _Kind = TypeVar("_Kind", bound=Predictor)
 

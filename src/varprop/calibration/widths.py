@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from varprop.calibration.held_out import Dealt
-from varprop.calibration.temperature import lowest
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import Categorical, ClassLink, Gaussian, Link
-from varprop.prediction.targets import labelled, mean_of_each
+from varprop.prediction.targets import labelled, mean_of_each, refuse_shape
+from varprop.prediction.temperature import lowest
 
 Array = NDArray[np.float64]
 
@@ -72,6 +72,8 @@ class Ending:
             return lowest(self._mean_loss(logits, targets))[1]
         if not self.fitted:
             return 0.0
+        for a, b in zip(logits, targets, strict=True):
+            refuse_shape(a.mean, b)
         squares = torch.cat([(a.mean - b).square().flatten() for a, b in zip(logits, targets, strict=True)])
         return 0.5 * math.log(max(float(squares.double().mean()), 1e-30))
 

@@ -27,6 +27,7 @@ from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import MeanNetwork, Predictor, Propagated, answers
 from varprop.prediction.selective import Decision
+from varprop.prediction.targets import refuse_shape
 
 LEVEL = 0.95
 """Of the intervals that are judged."""
@@ -111,8 +112,7 @@ def named(predictors: Iterable[Any]) -> dict[str, Any]:
 
 
 def _of_output(prediction: Regression, target: Tensor) -> dict[str, Tensor]:
-    if target.shape != prediction.mean.shape:
-        raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(prediction.mean.shape)}")
+    refuse_shape(prediction.mean, target)
     low, high = prediction.interval(LEVEL)
     found = {"mean": prediction.mean, "std": prediction.std, "low": low, "high": high, "target": target}
     return {name: value.flatten() for name, value in found.items()}
@@ -122,6 +122,7 @@ def _of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, Tensor]
     """Per example; leading dimensions are examples."""
     prediction = answer.prediction if isinstance(answer, Decision) else answer
     decided = {"answered": answer.answered.reshape(-1)} if isinstance(answer, Decision) else {}
+    correctness = prediction.correctness(target)  # first, because it says what is wrong with the target
     classes = prediction.probs.shape[-1]
     probs = prediction.probs.reshape(-1, classes)
     scored = target.is_floating_point() and target.shape == prediction.probs.shape
@@ -135,7 +136,7 @@ def _of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, Tensor]
         decided["yes"] = prediction.label.reshape(-1)
     return {
         "confidence": prediction.confidence.reshape(-1),
-        "correctness": prediction.correctness(target).reshape(-1),
+        "correctness": correctness.reshape(-1),
         "label": prediction.label.reshape(-1),
         "target": flat.argmax(-1) if scored and classes > 1 else flat.reshape(-1),
         "nll": nll,

@@ -17,13 +17,13 @@ from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.observation import with_noise
 from varprop.calibration.request import Procedure
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
-from varprop.calibration.temperature import TemperatureScaled
 from varprop.errors import InputError
 from varprop.graph.export import Output
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.links import Gaussian, Link
 from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.prediction.temperature import TemperatureScaled
 from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, STREAMLINING, RuleSet
 
 PAPER = FixedEpochs()

@@ -1,40 +1,31 @@
-"""A propagated network on disk: ``config.json`` says what it is, ``model.safetensors`` holds its tensors.
+"""A propagated network on disk, in a folder that ``storage`` reads and writes.
 
 Nothing in the folder can run code: the model is rebuilt from its configuration, or given, and captured again.
-
-A network saved over another one takes its place at one instant: the new tensors are written under a name of their own,
-then ``config.json`` is replaced, whose checksum tells which file of tensors it means, and then the new file gets the
-name of the old one. Other files in the folder stay. One process writes at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import math
 import os
-import random
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import varprop
-from varprop.errors import NetworkFileError, PosteriorError
+from varprop.errors import NetworkFileError
 from varprop.graph.captured import fingerprint
 from varprop.graph.export import Output
 from varprop.graph.registry import scale_path
 from varprop.graph.signature import Call, decode, dtype_name, encode
 from varprop.network import rebuilding
-from varprop.posterior.file import replacing
+from varprop.network.record import Calibration
+from varprop.network.storage import CONFIG, FORMAT, VERSION, WEIGHTS, claim, entry, read, reported, write
 from varprop.posterior.tensors import checked
 from varprop.rules import NAMED, RuleSet
 
@@ -44,22 +35,20 @@ if TYPE_CHECKING:
 Net = TypeVar("Net", bound="MomentNet")
 Roles = dict[str, dict[str, Tensor]]
 
-CONFIG, WEIGHTS, PENDING = "config.json", "model.safetensors", ".model.safetensors.new"
-FORMAT, VERSION = "varprop.network", 1
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
-ATTEMPTS = 100  # to read a folder that another process saves to
 ROLES = ("mean", "var", "buffer", "scale")
 
 
-def save(net: MomentNet, path: str | os.PathLike[str], **more: Any) -> None:
-    """Write the network to a folder; ``more`` are further entries of ``config.json``."""
+def save(net: MomentNet, path: str | os.PathLike[str], **more: Any) -> dict[str, Any]:
+    """Write the network to a folder; ``more`` are further entries of ``config.json``. Returns all of them."""
     folder = Path(path)
-    with _reported(f"cannot save {folder}"):
+    with reported(f"cannot save {folder}"):
         roles = {role: dict([*getattr(net, role)]) for role in ROLES}
         _check_dtypes(roles)
         config = _describe(net) | more
-        _claim(folder)
-        _write(folder, config, {f"{role}.{key}": x for role, tensors in roles.items() for key, x in tensors.items()})
+        claim(folder)
+        write(folder, config, {f"{role}.{key}": x for role, tensors in roles.items() for key, x in tensors.items()})
+    return config
 
 
 def load(
@@ -72,10 +61,10 @@ def load(
 ) -> Net:
     """The network that was saved in a folder, with all of its calls captured."""
     folder = Path(path)
-    with _reported(f"cannot load {folder}"):
-        config, tensors = _read(folder, device)
+    with reported(f"cannot load {folder}"):
+        config, tensors = read(folder, device)
         chosen, selected, calls = _rules(config, rules), _output(config, output), _calls(config)
-        record = _entry(config, "architecture", dict)
+        record, calibration = entry(config, "architecture", dict), _calibration(config)
         built = rebuilding.rebuild(record) if model is None else model
         roles = _roles(tensors)
         _check(config, roles)
@@ -85,20 +74,11 @@ def load(
     net = kind.__new__(kind)
     net._set_up(built, chosen, selected)
     _fill(net, roles, config["scales"])
-    net.temperature = float(config["temperature"])
+    net.temperature, net.calibration = float(config["temperature"]), calibration
     net.capture_outlines(calls)
-    with _reported(f"cannot load {folder}"):
+    with reported(f"cannot load {folder}"):
         _compare(net, config)
     return net
-
-
-@contextmanager
-def _reported(doing: str) -> Iterator[None]:
-    """Whatever goes wrong with files is one kind of error, which says what was being done."""
-    try:
-        yield
-    except (NetworkFileError, PosteriorError, SafetensorError, OSError) as error:
-        raise NetworkFileError(f"{doing}: {error}") from error
 
 
 # --- what config.json says -------------------------------------------------------------------------------
@@ -116,6 +96,7 @@ def _describe(net: MomentNet) -> dict[str, Any]:
         "output": {"function": getattr(net.output, "__qualname__", "?")} if callable(net.output) else net.output,
         "scales": net.scale_names,
         "temperature": net.temperature,
+        "calibration": None if net.calibration is None else dataclasses.asdict(net.calibration),
         "calls": list(_records(net)),
     }
 
@@ -140,36 +121,9 @@ def _records(net: MomentNet) -> Iterator[dict[str, Any]]:
             )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """What ``config.json`` says, if it is one of ours."""
-    if not folder.is_dir():
-        raise NetworkFileError("it is a file, not a folder" if folder.exists() else "there is no such folder")
-    if not (folder / CONFIG).is_file():
-        raise NetworkFileError(f"it has no {CONFIG}")
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise NetworkFileError(f"its {CONFIG} is not JSON ({error})") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise NetworkFileError(f"its {CONFIG} is not that of a propagated network")
-    if config.get("version") != VERSION:
-        raise NetworkFileError(
-            f"its format has version {config.get('version')!r}, and this varprop reads version {VERSION}: "
-            "a newer varprop may have written it"
-        )
-    return {"temperature": 1.0} | config  # which networks of version 0.1 do not have
-
-
-def _entry(record: Mapping[str, Any], key: str, kind: type) -> Any:
-    """What ``config.json`` says about ``key``, which must be there and of this type."""
-    if not isinstance(record.get(key), kind):
-        raise NetworkFileError(f"its {CONFIG} lacks a usable {key!r}")
-    return record[key]
-
-
 def _rules(config: Mapping[str, Any], given: RuleSet | None) -> RuleSet:
-    record = _entry(config, "rules", dict)
-    name, library = _entry(record, "name", str), _entry(record, "library", bool)
+    record = entry(config, "rules", dict)
+    name, library = entry(record, "name", str), entry(record, "library", bool)
     if given is not None:
         if given.name != name:
             raise NetworkFileError(f"it was saved with the rules {name!r}, and rules= is {given.name!r}")
@@ -196,16 +150,24 @@ def _output(config: Mapping[str, Any], given: Output) -> Output:
     return saved
 
 
+def _calibration(config: Mapping[str, Any]) -> Calibration | None:
+    record = config.get("calibration")  # which networks of version 0.1 do not have
+    try:
+        return None if record is None else Calibration(**record)
+    except TypeError as error:
+        raise NetworkFileError(f"its {CONFIG} lacks a usable 'calibration' ({error})") from error
+
+
 def _calls(config: Mapping[str, Any]) -> list[Call]:
     try:
-        return [decode(record) for record in _entry(config, "calls", list)]
+        return [decode(record) for record in entry(config, "calls", list)]
     except ValueError as error:
         raise NetworkFileError(f"a call in its {CONFIG} is wrong: {error}") from error
 
 
 def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
     """Tensors of the right names and shapes do not make the right model: it must compute what the saved one did."""
-    saved, now = _entry(config, "versions", dict), _versions()
+    saved, now = entry(config, "versions", dict), _versions()
     same = all(now.get(package) == version for package, version in saved.items())
     for plan, record in zip(net._plans, config["calls"], strict=True):
         if record.get("graph") in (None, fingerprint(plan.captured)):
@@ -221,126 +183,6 @@ def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
             "compare some outputs",
             stacklevel=4,
         )
-
-
-# --- files -----------------------------------------------------------------------------------------------
-
-
-def _claim(folder: Path) -> None:
-    """Make the folder, or make sure that nothing but a network of ours will be replaced in it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / CONFIG).exists():
-        try:
-            config = read_config(folder)
-        except NetworkFileError as error:
-            raise NetworkFileError(f"the folder holds something else ({error}): give a new one") from error
-        if _is(folder / PENDING, _entry(config, "weights", dict)):
-            (folder / PENDING).replace(folder / WEIGHTS)  # what an interrupted save left to do
-    elif (folder / WEIGHTS).exists():
-        raise NetworkFileError(f"the folder holds something else (a {WEIGHTS} without {CONFIG}): give a new one")
-
-
-def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files to a claimed folder."""
-    pending = folder / PENDING
-    with replacing(pending) as temporary:
-        _save(tensors, temporary)
-    weights = {"sha256": _digest(pending), "bytes": pending.stat().st_size}
-    # The order of dimensions in memory, where it is not the usual one (channels last): kernels depend on it.
-    layout = {key: list(tensor.dim_order()) for key, tensor in tensors.items() if not tensor.is_contiguous()}
-    text = json.dumps({**config, "layout": layout, "weights": weights}, indent=2)
-    try:
-        with replacing(folder / CONFIG) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
-    except OSError:
-        pending.unlink(missing_ok=True)
-        raise
-    pending.replace(folder / WEIGHTS)
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """As safetensors wants them: in main memory, contiguous, and each with memory of its own."""
-    stored: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for key, tensor in tensors.items():
-        flat = tensor.detach().cpu().contiguous()
-        place = flat.untyped_storage().data_ptr()
-        stored[key] = flat.clone() if place in seen else flat
-        seen.add(place)
-    try:
-        save_file(stored, path, {"format": FORMAT})
-    except (KeyError, ValueError, RuntimeError) as error:  # dtypes and layouts that safetensors does not know
-        raise NetworkFileError(f"some tensors cannot be stored: {error}") from error
-
-
-def _read(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """``config.json`` and the tensors it was written with, read again while another process saves there."""
-    for attempt in range(ATTEMPTS):
-        before, config = _state(folder), read_config(folder)
-        try:
-            tensors = read_tensors(folder, config, device)
-        except (NetworkFileError, SafetensorError, OSError, RuntimeError):  # the last is torch's, of a file that went
-            if _state(folder) == before:  # nobody is at work: that is how it is
-                raise
-        else:
-            if read_config(folder) == config:
-                return config, tensors
-        time.sleep(random.uniform(0, 0.01 * (attempt + 1)))
-    raise NetworkFileError("another process keeps saving there: load it afterwards")
-
-
-def _state(folder: Path) -> list[tuple[int, int] | None]:
-    found: list[tuple[int, int] | None] = []
-    for name in (CONFIG, WEIGHTS, PENDING):
-        try:
-            status = (folder / name).stat()
-            found.append((status.st_ino, status.st_mtime_ns))
-        except OSError:
-            found.append(None)
-    return found
-
-
-def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """All tensors, from a file that is the one ``config.json`` was written with."""
-    layout = _entry(config, "layout", dict)
-    with torch.inference_mode(False), safe_open(_weights(folder, config), framework="pt", device="cpu") as file:
-        # Memory of torch's own, not that of the file: how it is aligned decides the last bits of some kernels.
-        return {
-            key: _laid_out(file.get_tensor(key), key, layout.get(key)).to(device, copy=True)
-            for key in sorted(file.keys())
-        }
-
-
-def _laid_out(tensor: Tensor, key: str, order: Any) -> Tensor:
-    if order is None:
-        return tensor
-    dims = list(range(tensor.ndim))
-    if not isinstance(order, list) or not all(type(dim) is int for dim in order) or sorted(order) != dims:
-        raise NetworkFileError(f"its {CONFIG} gives {key!r} a layout it cannot have")
-    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in dims])
-
-
-def _weights(folder: Path, config: Mapping[str, Any]) -> Path:
-    """The file of tensors that ``config.json`` means, whole and unchanged."""
-    weights = _entry(config, "weights", dict)
-    for file in (folder / PENDING, folder / WEIGHTS):
-        if _is(file, weights):
-            return file
-    if not (folder / WEIGHTS).is_file():
-        raise NetworkFileError(f"it has no {WEIGHTS}")
-    size = (folder / WEIGHTS).stat().st_size
-    if size != weights.get("bytes"):
-        raise NetworkFileError(f"{WEIGHTS} has {size} bytes, and had {weights.get('bytes')} when it was saved")
-    raise NetworkFileError(f"the contents of {WEIGHTS} changed after it was saved (checksum mismatch)")
-
-
-def _is(file: Path, weights: Mapping[str, Any]) -> bool:
-    return file.is_file() and file.stat().st_size == weights.get("bytes") and _digest(file) == weights.get("sha256")
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # --- tensors ---------------------------------------------------------------------------------------------
@@ -375,9 +217,9 @@ def _check(config: Mapping[str, Any], roles: Roles) -> None:
     mean, var = roles["mean"], roles["var"]
     checked({name: mean[name] for name in var if name in mean}, var)
     dtypes = {dtype_name(tensor.dtype) for tensor in mean.values() if tensor.is_floating_point()}
-    if dtypes and _entry(config, "dtype", str) not in dtypes:
+    if dtypes and entry(config, "dtype", str) not in dtypes:
         raise NetworkFileError(f"its {CONFIG} says {config['dtype']}, but {WEIGHTS} holds {', '.join(sorted(dtypes))}")
-    names = _entry(config, "scales", list)
+    names = entry(config, "scales", list)
     if not all(isinstance(name, str) for name in names):
         raise NetworkFileError(f"its {CONFIG} lacks a usable 'scales'")
     paths = {scale_path(name): name for name in names}
@@ -386,7 +228,7 @@ def _check(config: Mapping[str, Any], roles: Roles) -> None:
     if wrong:
         raise NetworkFileError(f"its {CONFIG} and {WEIGHTS} disagree about the scales {', '.join(wrong)}")
     alphas = {name: float(roles["scale"][path].exp()) for path, name in paths.items()}
-    alphas["temperature"] = _entry(config, "temperature", float)
+    alphas["temperature"] = entry(config, "temperature", float)
     if odd := [f"{name} ({alpha})" for name, alpha in alphas.items() if not 0 < alpha < math.inf]:
         raise NetworkFileError(f"some of its scales are no positive, finite number: {', '.join(odd)}; calibrate again")
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from varprop.errors import InputError
@@ -57,6 +61,18 @@ class Answer(ABC):
         library, places = pandas(), [range(size) for size in self._places]
         index = library.MultiIndex.from_product(places) if len(places) > 1 else library.RangeIndex(len(self))
         return library.DataFrame(self.columns(), index=index)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As ``.safetensors``, all tensors by name, with names of classes as metadata; or as ``.csv``, the table."""
+        file = Path(path)
+        if file.suffix == ".csv":
+            self.to_pandas().to_csv(file)
+        elif file.suffix == ".safetensors":
+            classes = getattr(self, "classes", None)
+            metadata = {"format": "varprop.prediction"} | ({"classes": json.dumps(classes)} if classes else {})
+            save_file({name: x.cpu().contiguous().clone() for name, x in self.tensors().items()}, file, metadata)
+        else:
+            raise InputError(f"{file.name} is neither .safetensors nor .csv: for others, to_pandas().to_parquet(path)")
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, those of parts with a dot: ``logits.mean``."""

@@ -25,7 +25,8 @@ from torch import Tensor
 from varprop.errors import GuaranteeError, InputError
 from varprop.prediction.links import Gaussian
 from varprop.prediction.prediction import Regression
-from varprop.prediction.predictors import Predictor, answers
+from varprop.prediction.predictors import Predictor, Wrapper, answers
+from varprop.prediction.targets import refuse_shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class Residuals:
         return float(self.sorted[rank - 1])
 
 
-class Conformal(Predictor):
+class Conformal(Wrapper):
     """A regression whose intervals hold at any level: ``Conformal(predictor).fit(batches)(x).interval(0.9)``.
 
     Of several outputs the interval holds for all of them at once.
@@ -58,12 +59,11 @@ class Conformal(Predictor):
                 f"intervals need a regression, not a {predictor}: Propagated(net, link=vp.links.Gaussian()); "
                 "for classes, Selective answers or abstains"
             )
-        self.predictor, self.residuals = predictor, residuals
-        self.link, self.processor = predictor.link, predictor.processor
+        super().__init__(predictor)
+        self.residuals = residuals
 
-    @property
-    def device(self) -> torch.device:
-        return self.predictor.device
+    def settings(self) -> dict[str, Any]:
+        return {"residuals": None if self.residuals is None else self.residuals.sorted.tolist()}
 
     def fit(self, batches: Any) -> Conformal:
         """A predictor with intervals after the residuals of ``batches``.
@@ -85,8 +85,7 @@ class Conformal(Predictor):
 
 def _residuals(prediction: Regression, target: Tensor) -> Tensor:
     """The largest of each example's outputs; infinite where no variance explains an error."""
-    if target.shape != prediction.mean.shape:
-        raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(prediction.mean.shape)}")
+    refuse_shape(prediction.mean, target)
     error, std = (target.double() - prediction.mean.double()).abs().cpu(), prediction.std.double().cpu()
     if bool(error.isnan().any()):
         raise InputError("some targets are NaN: leave those examples out")

@@ -26,7 +26,7 @@ from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.sampling import MOST_SAMPLES, over_samples, pieces, sampled
-from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled
+from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, refuse_shape
 from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate
 
@@ -251,8 +251,7 @@ class Gaussian(Link):
         return self(_moments(outputs))
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
-        if target.shape != logits.shape:
-            raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(logits.shape)}")
+        refuse_shape(logits.mean, target)
         if not target.is_floating_point() and not bool(labelled(target).all()):
             raise InputError(f"{IGNORED} marks what has no label; where it is a measured value, give targets.float()")
         var = logits.var + self.noise_var

@@ -13,11 +13,11 @@ from varprop.metrics import best_f1_threshold
 from varprop.moments import Moments
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import Predictor, answers
+from varprop.prediction.predictors import Predictor, Wrapper, answers
 from varprop.prediction.targets import labelled
 
 
-class PerLabel(Predictor):
+class PerLabel(Wrapper):
     """A yes or no for each label: yes where its probability reaches its threshold, ½ unless given or fitted.
 
     The prediction has a label, a confidence and a correctness of shape [examples, labels], so that ``evaluate`` judges
@@ -32,12 +32,11 @@ class PerLabel(Predictor):
             )
         if thresholds is not None and not all(0 <= threshold <= 1 for threshold in thresholds):
             raise InputError(f"a threshold on a probability lies in [0, 1], of {list(thresholds)} some do not")
-        self.predictor, self.link, self.processor = predictor, predictor.link, predictor.processor
+        super().__init__(predictor)
         self.thresholds = None if thresholds is None else tuple(map(float, thresholds))
 
-    @property
-    def device(self) -> torch.device:
-        return self.predictor.device
+    def settings(self) -> dict[str, Any]:
+        return {"thresholds": self.thresholds}
 
     def fit(self, batches: Any) -> PerLabel:
         """A predictor with the threshold for each label that has the largest F₁ on ``batches``.

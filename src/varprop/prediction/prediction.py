@@ -97,7 +97,10 @@ class Prediction(Answer):
         if self.probs.shape[-1] == 1 and target.shape == label.shape:
             target = target.unsqueeze(-1)
         if target.shape != self.probs.shape:
-            raise InputError(f"scores of shape {list(target.shape)} for probabilities {list(self.probs.shape)}")
+            raise InputError(
+                f"scores of shape {list(target.shape)} for probabilities {list(self.probs.shape)}: class indices are "
+                "integers, and numbers that were measured need a regression, link=vp.links.Gaussian()"
+            )
         if self.probs.shape[-1] == 1:
             return torch.where(label == 1, target[..., 0], 1 - target[..., 0])
         return target.gather(-1, label.unsqueeze(-1)).squeeze(-1)

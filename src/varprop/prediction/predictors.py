@@ -8,7 +8,8 @@ import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.batch import SIZE, read, read_inputs
-from varprop.errors import InputError
+from varprop.errors import InputError, NetworkFileError
 from varprop.graph.export import Output, refuse_training
 from varprop.graph.output import select_output
 from varprop.moments import Moments
@@ -25,9 +26,10 @@ from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction import stored
 from varprop.prediction.answer import join
+from varprop.prediction.card import CARD, write_card
 from varprop.prediction.links import ClassLink, Gaussian, Link, Softmax
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.rules import RuleSet
+from varprop.rules import CVP
 
 
 class Predictor(ABC):
@@ -53,9 +55,11 @@ class Predictor(ABC):
         """The prediction for all of ``data``, as one object on the CPU.
 
         ``data`` is a data loader or a list of batches; an array, a tensor, or a dict of either; a data set of torch or
-        Hugging Face. Targets are left out: ``labels`` of a dict, the last entry of a tuple. What does not come in
-        batches is cut into those of ``batch_size``.
+        Hugging Face; with a ``processor``, a list of texts. Targets are left out: ``labels`` of a dict, the last entry
+        of a tuple. What does not come in batches is cut into those of ``batch_size``.
         """
+        if isinstance(data, list) and data and isinstance(data[0], str):
+            data = self._tokenized(data, batch_size)
         parts = []
         with tqdm(desc="predict", unit=" examples", disable=None if progress else True, leave=False) as bar:
             for inputs in read_inputs(data, batch_size):
@@ -64,12 +68,67 @@ class Predictor(ABC):
                 bar.update(len(inputs))
         return join(parts)
 
+    def _tokenized(self, texts: list[str], size: int) -> Iterator[Any]:
+        if self.processor is None:
+            raise InputError("texts need a tokenizer: vp.fit(model, held_out, processor=tokenizer)")
+        for start in range(0, len(texts), size):
+            yield self.processor(texts[start : start + size], padding=True, truncation=True, return_tensors="pt")
+
+    def network(self) -> MomentNet:
+        """All tensors of the predictor, as a network that can be saved."""
+        raise NetworkFileError(f"a {type(self).__name__} is not one of varprop's own predictors, and cannot be saved")
+
+    def describe(self) -> dict[str, Any]:
+        """What else it takes to make the predictor again, as JSON."""
+        return {"kind": type(self).__name__}
+
+    def save_pretrained(self, path: str | os.PathLike[str], *, processor: Any = None, evaluation: Any = None) -> None:
+        """Write the predictor to a folder, for ``vp.load``: ``config.json``, ``model.safetensors`` and a model card.
+
+        ``processor`` is a tokenizer or another processor of transformers, by default the predictor's own, whose files
+        lie beside. ``evaluation`` (of ``vp.evaluate``) adds its figures to the card.
+        """
+        processor = processor or self.processor
+        config = saving.save(
+            self.network(),
+            path,
+            predictor=self.describe(),
+            link=stored.describe(self.link),
+            classes=self.classes,
+            processor=None if processor is None else type(processor).__name__,
+        )
+        if processor is not None:
+            processor.save_pretrained(path)
+        (Path(path) / CARD).write_text(write_card(config, evaluation), encoding="utf-8")
+
     def named(self, answer: Prediction | Regression) -> Prediction | Regression:
         """With the names of its classes, if there are as many."""
         if not isinstance(answer, Prediction) or self.classes is None:
             return answer
         fits = len(self.classes) == max(2, answer.probs.shape[-1])
         return dataclasses.replace(answer, classes=self.classes) if fits else answer
+
+
+class Wrapper(Predictor):
+    """A predictor that is made from another, and answers for the same inputs."""
+
+    def __init__(self, predictor: Any) -> None:
+        self.predictor, self.link = predictor, predictor.link
+        self.classes, self.processor = predictor.classes, predictor.processor
+
+    @property
+    def device(self) -> torch.device:
+        return self.predictor.device
+
+    def network(self) -> MomentNet:
+        return self.predictor.network()
+
+    def settings(self) -> dict[str, Any]:
+        """What the predictor has beside the one it is made from, as JSON."""
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | self.settings() | {"predictor": self.predictor.describe()}
 
 
 class GaussianPredictor(Predictor):
@@ -114,6 +173,12 @@ class MeanNetwork(GaussianPredictor):
         mean = run(self.model, self._weights, args, kwargs, self.output)
         return Moments(mean, torch.zeros_like(mean))
 
+    def network(self) -> MomentNet:
+        net = MomentNet(self.model, Posterior({}), CVP, self.output)
+        for name, weight in self._weights.items():
+            net.mean[name] = weight.detach().clone()
+        return net
+
     def decide(self, logits: Moments) -> Prediction | Regression:
         return self.link.average([logits.mean])
 
@@ -157,27 +222,9 @@ class Propagated(GaussianPredictor):
     def logits(self, *args: Any, **kwargs: Any) -> Moments:
         return self.net(*args, **kwargs)
 
-    def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write the network and the link to a folder, as ``MomentNet.save_pretrained`` does."""
-        saving.save(self.net, path, link=stored.describe(self.link))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | os.PathLike[str],
-        model: nn.Module | None = None,
-        rules: RuleSet | None = None,
-        output: Output = None,
-        *,
-        link: Link | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Self:
-        """The predictor that ``save_pretrained`` wrote; ``link`` replaces the one it was saved with.
-
-        ``model``, ``rules`` and ``output`` are needed where ``MomentNet.from_pretrained`` needs them.
-        """
-        chosen = link or stored.read(path)  # first, because it fails in no time
-        return cls(MomentNet.from_pretrained(path, model, rules, output, device=device), link=chosen)
+    def network(self) -> MomentNet:
+        net: MomentNet = getattr(self.net, "_orig_mod", self.net)
+        return net
 
     def __repr__(self) -> str:
         return f"Propagated({self.net}, link={self.link})"
@@ -213,6 +260,12 @@ class MonteCarlo(Predictor):
     @property
     def device(self) -> torch.device:
         return device_of(self.model)
+
+    def network(self) -> MomentNet:
+        return MomentNet(self.model, self.posterior, CVP, self.output)
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"samples": self.samples, "seed": self.seed, "at_once": self.at_once}
 
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """The draws, one after the other."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -14,10 +15,11 @@ from varprop.errors import GuaranteeError, InputError
 from varprop.prediction.answer import Answer
 from varprop.prediction.guarantee import Guarantee, guarantee
 from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import Predictor, answers
+from varprop.prediction.predictors import Predictor, Wrapper, answers
 
 ABSTAIN = -1
 """The label of an example that is not answered."""
+CONFIDENCE = attrgetter("confidence")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Decision(Answer):
     def names(self) -> list[Any]:
         """The names of the labels answered; ``None`` elsewhere."""
         return self.prediction.names_of(self.label)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self.prediction.classes
 
     @property
     def probs(self) -> Tensor:
@@ -58,7 +64,7 @@ class Decision(Answer):
         return self.answered.shape
 
 
-class Selective(Predictor):
+class Selective(Wrapper):
     """A predictor that may abstain: ``fit`` finds the threshold on its confidence, calling it applies the threshold.
 
     ``score`` is the confidence to go by, a function of a prediction; by default the probability of the label.
@@ -68,19 +74,22 @@ class Selective(Predictor):
         self,
         predictor: Predictor,
         *,
-        score: Callable[[Prediction], Tensor] = attrgetter("confidence"),
+        score: Callable[[Prediction], Tensor] = CONFIDENCE,
         guarantee: Guarantee | None = None,
     ) -> None:
         if not isinstance(predictor, Predictor):
             raise InputError(f"Selective takes a predictor, e.g. Propagated(net), not a {type(predictor).__name__}")
         if isinstance(predictor, Selective):
             raise InputError("this predictor abstains already: give the one it was made from, selective.predictor")
-        self.predictor, self.score, self.guarantee = predictor, score, guarantee
-        self.link, self.classes, self.processor = predictor.link, predictor.classes, predictor.processor
+        super().__init__(predictor)
+        self.score, self.guarantee = score, guarantee
 
-    @property
-    def device(self) -> torch.device:
-        return self.predictor.device
+    def settings(self) -> dict[str, Any]:
+        promise = None if self.guarantee is None else asdict(self.guarantee)
+        if promise and promise["threshold"] == -math.inf:
+            promise["threshold"] = None  # a number that JSON does not have
+        named = None if self.score is CONFIDENCE else getattr(self.score, "__qualname__", repr(self.score))
+        return {"guarantee": promise, "score": named}
 
     def fit(self, batches: Any, risk: float, confidence: float = 0.95) -> Selective:
         """A predictor whose answers are wrong at a rate of at most ``risk``, with probability ``confidence``.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from varprop.errors import InputError, NetworkFileError
-from varprop.network.saving import CONFIG, read_config
+from varprop.network.storage import CONFIG
 from varprop.prediction.links import Gaussian, Link, MeanFieldSoftmax, ProbitSigmoid, Sigmoid, Softmax
 
 LINKS: Mapping[str, type[Any]] = MappingProxyType(
@@ -27,15 +25,8 @@ def describe(link: Link) -> dict[str, Any]:
     return {"name": kind.name, **{field.name: getattr(link, field.name) for field in dataclasses.fields(kind)}}
 
 
-def read(path: str | os.PathLike[str]) -> Link:
-    """The link of the predictor that was saved in a folder."""
-    try:
-        return _read(read_config(Path(path)).get("link"))
-    except (NetworkFileError, OSError) as error:
-        raise NetworkFileError(f"cannot load {path}: {error}") from error
-
-
-def _read(record: Any) -> Link:
+def read(record: Any) -> Link:
+    """The link that ``config.json`` describes."""
     if record is None:
         raise NetworkFileError("it was saved without a link: say how to predict, e.g. link=varprop.links.Softmax()")
     if not isinstance(record, dict) or not isinstance(record.get("name", ""), str):

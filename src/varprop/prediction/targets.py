@@ -27,7 +27,10 @@ def mean_of_each(losses: Tensor, target: Tensor) -> Tensor:
 def class_indices(logits: Tensor, target: Tensor) -> Tensor:
     """The labels, checked: one class index for each example."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise InputError(f"labels are {target.dtype}: a softmax needs class indices (integers)")
+        raise InputError(
+            f"labels are {target.dtype}: a softmax needs class indices (integers). Numbers that were measured need "
+            "link=vp.links.Gaussian(), several labels of one example link=vp.links.Sigmoid()"
+        )
     if target.shape != logits.shape[:-1]:
         raise InputError(
             f"labels of shape {list(target.shape)} for logits of shape {list(logits.shape)}{_shaped(logits, target)}"
@@ -45,6 +48,17 @@ def _shaped(logits: Tensor, target: Tensor) -> str:
     if logits.ndim > 2 and target.shape == (logits.shape[0], *logits.shape[2:]):
         return ": classes come last here, propagate(..., output=lambda logits: logits.movedim(1, -1))"
     return ""
+
+
+def refuse_shape(outputs: Tensor, target: Tensor) -> None:
+    """A regression has a number for every output."""
+    if target.shape == outputs.shape:
+        return
+    hint = ""
+    if target.shape == outputs.shape[:-1]:
+        single = outputs.shape[-1] == 1
+        hint = ": give targets.unsqueeze(-1)" if single else ". Class indices need link=vp.links.Softmax()"
+    raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(outputs.shape)}{hint}")
 
 
 def refuse_unlabelled(target: Tensor) -> None:
@@ -67,7 +81,7 @@ def class_scores(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if target.shape != logits.shape:
         raise InputError(
             f"labels of shape {list(target.shape)} for logits of shape {list(logits.shape)}: "
-            "a sigmoid needs a number in [0, 1] for every answer"
+            "a sigmoid needs a number in [0, 1] for every answer. Class indices need link=vp.links.Softmax()"
         )
     seen = labelled(target).to(logits.dtype)
     target = target.to(logits.dtype).masked_fill(seen == 0, 0)

@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.prediction.links import ClassLink
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import GaussianPredictor
+from varprop.prediction.predictors import GaussianPredictor, Predictor, Wrapper
 from varprop.prediction.targets import labelled
 
 LOWEST, HIGHEST = 1e-2, 1e2
@@ -34,20 +34,25 @@ class Fit:
     examples: int
 
 
-class TemperatureScaled(GaussianPredictor):
+class TemperatureScaled(Wrapper, GaussianPredictor):
     """Another predictor with its logits divided by ``temperature``. ``fit`` returns one with the best temperature."""
 
-    def __init__(self, predictor: GaussianPredictor, temperature: float = 1.0, *, fitted: Fit | None = None) -> None:
+    def __init__(self, predictor: Any, temperature: float = 1.0, *, fitted: Fit | None = None) -> None:
         if not isinstance(predictor, GaussianPredictor) or not isinstance(predictor.link, ClassLink):
-            raise InputError(f"there are no logits to divide in a {predictor}: give a MeanNetwork or a Propagated")
+            wanted = "TemperatureScaled(MeanNetwork(model)), or a Propagated of classes"
+            if isinstance(predictor, Predictor) and not isinstance(predictor.link, ClassLink):
+                raise InputError(
+                    f"a temperature divides logits of classes, and {predictor} is a regression: calibrate() fits its "
+                    f"noise. For classes: {wanted}"
+                )
+            raise InputError(f"there are no logits to divide in a {predictor}: {wanted}")
         if not 0 < temperature < math.inf:
             raise InputError(f"a temperature is positive and finite, {temperature} is not")
-        self.predictor, self.temperature, self.fitted = predictor, temperature, fitted
-        self.link, self.classes, self.processor = predictor.link, predictor.classes, predictor.processor
+        super().__init__(predictor)
+        self.temperature, self.fitted = temperature, fitted
 
-    @property
-    def device(self) -> torch.device:
-        return self.predictor.device
+    def settings(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "fitted": asdict(self.fitted) if self.fitted else None}
 
     def logits(self, *args: Any, **kwargs: Any) -> Moments:
         return self.predictor.logits(*args, **kwargs).divided_by(self.temperature)
