@@ -16,7 +16,7 @@ from varprop.network.record import Calibration
 from varprop.posterior import SWAG, Posterior
 from varprop.prediction import links, scores
 from varprop.prediction.conformal import Conformal
-from varprop.prediction.loading import load
+from varprop.prediction.folder import load
 from varprop.prediction.per_label import PerLabel
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
