@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "evaluation": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration"},
     "report": {"errors", "evaluation"},
+    "integrations": {"errors", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
     "cli": {
         "errors",
         "batch",

@@ -9,6 +9,7 @@ from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.evaluated import Evaluation, Evaluations, RegressionEvaluation
 from varprop.evaluation.fidelity import Comparison, compare
 from varprop.evaluation.methods import ABLATIONS, Method, ablate
+from varprop.integrations import plot
 from varprop.moments import Moments
 from varprop.network.audit import Audit, audit
 from varprop.network.moment_net import MomentNet, Trace, propagate
@@ -22,6 +23,7 @@ from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.prediction.selective import ABSTAIN, Decision, Selective
 from varprop.prediction.temperature import TemperatureScaled
+from varprop.report import write_report
 from varprop.rules import CVP, STREAMLINING, Rule, RuleSet, rule, streamlining
 
 __version__ = "0.1.0"
@@ -71,9 +73,11 @@ __all__ = [
     "load",
     "metrics",
     "optim",
+    "plot",
     "propagate",
     "rule",
     "scores",
     "streamlining",
     "testing",
+    "write_report",
 ]

@@ -19,7 +19,7 @@ from varprop.batch import read, repeatable
 from varprop.errors import InputError
 from varprop.evaluation.curves import percentiles
 from varprop.evaluation.evaluated import COSTS, Evaluation, Evaluations, RegressionEvaluation
-from varprop.evaluation.results import Row
+from varprop.evaluation.results import METRICS, Row
 from varprop.metrics.proper import bce_of_each, brier_of_each, nll_of_each
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.inferred import link_for
@@ -160,11 +160,11 @@ def measure(
 
 
 def record(before: Any, after: Any, *, scales: Mapping[str, float] | None = None, **entries: Any) -> tuple[Row, Any]:
-    """The same for what was evaluated already, on held-out and on test data."""
+    """The same for what was evaluated already, on held-out data (or not: ``None``) and on test data."""
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     found = Row(
         examples=len(after),
-        metrics=after.metrics,
+        metrics={name: value for name, value in after.metrics.items() if name in METRICS},
         scales=scales,
         curve=percentiles(after.confidence, after.correctness) if isinstance(after, Evaluation) else None,
         versions={name: _version(name) for name in ("torch", "varprop")} | gpu,
@@ -175,7 +175,8 @@ def record(before: Any, after: Any, *, scales: Mapping[str, float] | None = None
     if not isinstance(after, Evaluation):  # a regression has neither right nor wrong
         return found, None
     scores = {name: getattr(after, name).numpy() for name in ("confidence", "correctness", "label", "target")}
-    scores |= {f"held_out_{name}": getattr(before, name).numpy() for name in ("confidence", "correctness")}
+    if before is not None:
+        scores |= {f"held_out_{name}": getattr(before, name).numpy() for name in ("confidence", "correctness")}
     return found, scores
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from varprop.errors import ResultsError
-from varprop.evaluation.results import read_results
+from varprop.evaluation.evaluate import record
+from varprop.evaluation.results import Results, read_results
 
 if TYPE_CHECKING:
     from varprop.report.figures import Drawing
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    folder: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Mapping[str, Any],
     out: str | os.PathLike[str] | None = None,
     sections: Sequence[Maker] | None = None,
 ) -> Path:
     """Write the report of a results folder and return the path of its HTML file.
 
-    ``out`` is a folder, by default ``report`` in the results folder, or the name of an ``.html`` file. Figures (PNG,
-    PDF, CSV) and tables go to ``figures`` and ``tables`` beside the file, which itself needs none of them.
+    In the place of a folder, evaluations by name will do, ``{"mean": vp.evaluate(…), "cvp": …}``, or pairs of them, on
+    held-out and on test data; their rows are added to the folder ``out``. Else ``out`` is a folder, by default
+    ``report`` in the results folder, or the name of an ``.html`` file. Figures (PNG, PDF, CSV) and tables go to
+    ``figures`` and ``tables`` beside the file, which itself needs none of them.
     ``sections`` are by default those of ``varprop.report.sections``.
     """
     try:
@@ -34,7 +37,7 @@ def write_report(
         from varprop.report.summary import Summary
     except ModuleNotFoundError as error:
         raise ResultsError(f"a report needs {error.name}: pip install 'varprop[report]'") from error
-    results = read_results(folder)
+    results = read_results(_kept(source, out) if isinstance(source, Mapping) else source)
     target = results.folder / "report" if out is None else Path(out)
     target = target if target.suffix == ".html" else target / "report.html"
     summary = Summary(results.rows)
@@ -54,6 +57,17 @@ def write_report(
         except OSError as error:
             raise ResultsError(f"cannot write {target}: {error.strerror or error}; choose another folder") from error
     return target
+
+
+def _kept(evaluations: Mapping[str, Any], out: str | os.PathLike[str] | None) -> Path:
+    """A results folder with a row for each evaluation."""
+    if out is None:
+        raise ResultsError("say where the report of these evaluations shall go: write_report(evaluations, folder)")
+    folder = Path(out).parent if Path(out).suffix == ".html" else Path(out)
+    for method, found in evaluations.items():
+        before, after = found if isinstance(found, tuple) else (None, found)
+        Results(folder).add(*record(before, after, row=folder.absolute().name, method=method, seed=0))
+    return folder
 
 
 def _stems(names: Iterable[str]) -> dict[str, str]:
