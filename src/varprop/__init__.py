@@ -24,7 +24,7 @@ from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Pr
 from varprop.prediction.selective import ABSTAIN, Decision, Selective
 from varprop.prediction.temperature import TemperatureScaled
 from varprop.report import write_report
-from varprop.rules import CVP, STREAMLINING, Rule, RuleSet, rule, streamlining
+from varprop.rules import CVP, FACTORED, STREAMLINING, Rule, RuleSet, factored, rule, streamlining
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "ABLATIONS",
     "ABSTAIN",
     "CVP",
+    "FACTORED",
     "OUTPUT_ONLY",
     "PER_LAYER",
     "STREAMLINING",
@@ -68,6 +69,7 @@ __all__ = [
     "compare",
     "errors",
     "evaluate",
+    "factored",
     "fit",
     "links",
     "load",

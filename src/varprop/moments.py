@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 
 class Moments(NamedTuple):
@@ -26,6 +28,10 @@ class Moments(NamedTuple):
     def shape(self) -> torch.Size:
         return self.mean.shape
 
+    def map_var(self, function: Callable[[Any], Any]) -> Moments:
+        """With the variance that a linear ``function`` makes of it."""
+        return Moments(self.mean, function(self.var))
+
     def divided_by(self, number: float | Tensor) -> Moments:
         return Moments(self.mean / number, self.var / number**2)
 
@@ -37,10 +43,41 @@ class Moments(NamedTuple):
         return self.mean + self.std * noise
 
 
+class Factored(NamedTuple):
+    """Moments whose variance is kept as a sum of products, rest + Σ_k coefficients[k] vectors[k].
+
+    All have as many dimensions as the mean, after k, and are of size 1 where they do not vary: coefficients over
+    features, say, and vectors over examples and tokens. Inside networks only, where the rules ask for it.
+    """
+
+    mean: Tensor
+    coefficients: Tensor
+    vectors: Tensor
+    rest: Tensor | None = None
+
+    @property
+    def var(self) -> Tensor:
+        var = (self.coefficients * self.vectors).sum(0)
+        return (var if self.rest is None else var + self.rest).expand_as(self.mean)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.mean.shape
+
+    def map_var(self, function: Callable[[Any], Any]) -> Factored:
+        rest = None if self.rest is None else function(self.rest)
+        return Factored(self.mean, function(self.coefficients), self.vectors, rest)
+
+
+def spread(value: Any) -> Any:
+    """With every factored variance multiplied out."""
+    return tree_map(lambda x: Moments(x.mean, x.var) if isinstance(x, Factored) else x, value, is_leaf=is_random)
+
+
 def mean_of(x: Any) -> Any:
     """The mean of a random value; anything deterministic is its own mean."""
-    return x.mean if isinstance(x, Moments) else x
+    return x.mean if is_random(x) else x
 
 
 def is_random(x: Any) -> bool:
-    return isinstance(x, Moments)
+    return isinstance(x, Moments | Factored)

@@ -21,7 +21,7 @@ from varprop.graph.signature import Signature, random_inputs
 from varprop.graph.steps import SYMBOLIC, Steps, sizes_stay_free, tracing_mode
 from varprop.graph.walk import OUTPUT, Applied, Walk, first_node, has_moments
 from varprop.kernels.launch import runs_on
-from varprop.moments import Moments, is_random
+from varprop.moments import Factored, Moments, is_random, spread
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 
 aten = torch.ops.aten
@@ -73,12 +73,13 @@ class _Writing:
             self.placement.prepare(node, rules[node.target])  # type: ignore[index]
         self.steps = Steps(self.graph, tracing_mode(captured.graph), tensors.constant)
         self.applied: list[Applied] = []
+        self.spreads: dict[Any, Moments] = {}  # by their coefficients
 
     def write(self) -> None:
         values = dict(self._bind())
         for node in self.captured.ops():
             values[node] = self._step(node, values)
-        result = values[self.captured.output]
+        result = self._spread(values[self.captured.output])
         self.graph.output(tuple(self._scaled(result, OUTPUT)) if is_random(result) else (result,))
 
     def _bind(self) -> Iterator[tuple[fx.Node, Any]]:
@@ -115,6 +116,8 @@ class _Writing:
 
     def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
         rule = self.walk.rules.get(node.target)  # type: ignore[arg-type]
+        if rule is None or not rule.factored or self.placement.takes_all(node):
+            inputs = {arg: self._spread(value) for arg, value in inputs.items()}
         first: Any = node.args[first_node(node)] if node in self.walk.scale_names else None
         x: Any = inputs.get(first)
         scale = self._scale(self.walk.scale_names[node]) if is_random(x) else None
@@ -140,15 +143,26 @@ class _Writing:
         return self.graph.get_attr(f"scale.{scale_path(name)}")
 
     def _scaled(self, x: Moments, name: str) -> Moments:
-        scale = self._scale(name)
-        factor = self.graph.call_function(aten.exp.default, (scale,))
-        return Moments(x.mean, self._like(self.graph.call_function(aten.mul.Tensor, (x.var, factor)), x.var))
+        factor = self.graph.call_function(aten.exp.default, (self._scale(name),))
+        return x.map_var(lambda var: self._like(self.graph.call_function(aten.mul.Tensor, (var, factor)), var))
+
+    def _spread(self, value: Any) -> Any:
+        """With factored variances multiplied out, each once."""
+
+        def multiplied(x: Any) -> Any:
+            if not isinstance(x, Factored):
+                return x
+            if x.coefficients not in self.spreads:
+                self.spreads[x.coefficients] = self.steps.write("spread", lambda x: (None, spread(x)), x)[1]
+            return self.spreads[x.coefficients]
+
+        return tree_map(multiplied, value, is_leaf=is_random)
 
     def _tagged(self, result: Any) -> Any:
         def tagged(item: Any) -> Any:
             if not is_random(item):
                 return item
-            return Moments(item.mean, self._like(self.graph.call_function(tag, (item.var, index)), item.var))
+            return item.map_var(lambda var: self._like(self.graph.call_function(tag, (var, index)), var))
 
         index = len(self.applied) - 1
         return tree_map(tagged, result, is_leaf=is_random)

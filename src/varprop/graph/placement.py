@@ -14,7 +14,7 @@ from varprop.kernels.flash import attend
 from varprop.kernels.pointwise import trace
 from varprop.kernels.rows import normalize
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules import functions, streamlining
+from varprop.rules import functions, products, streamlining
 from varprop.rules.attention import attention
 from varprop.rules.normalization import NORMALIZATION
 from varprop.rules.ruleset import Rule, op_name
@@ -66,13 +66,17 @@ class Placement:
             self.modules[name] = module
         self.names[node] = name
 
+    def takes_all(self, node: fx.Node) -> bool:
+        """Is there a kernel for the op that wants variances multiplied out, and is worth it?"""
+        return self.accelerated and node.target is aten.scaled_dot_product_attention.default
+
     def kernel(self, node: fx.Node, rule: Rule, args: Any, kwargs: Any, scale: fx.Node | None) -> Kernel | None:
         """What a flat graph calls for this op, given its arguments there; None if its rule is written."""
         if node in self.names and scale is not None:
             return "call_module", f"pointwise.{self.names[node]}", (*args[0], scale)
         if not self.accelerated:
             return None
-        if rule is attention:
+        if rule in (attention, products.attend):
             found = _attention(node, *args, **kwargs)
             return found and ("call_function", attend, found)
         if rule in EXPECTED and scale is not None:

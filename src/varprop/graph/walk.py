@@ -16,7 +16,7 @@ from varprop.errors import RuleError
 from varprop.graph.captured import Captured, module_path, numbered, place_of, reachable
 from varprop.graph.registry import Registries, Registry, scale_path
 from varprop.graph.signature import random_inputs
-from varprop.moments import Moments, is_random
+from varprop.moments import Moments, is_random, spread
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 from varprop.rules.structural import mean_args
 
@@ -71,8 +71,11 @@ class Walk:
         if not has_moments((args, kwargs)):
             return None, op(*args, **kwargs)
         rule = self.rules.get(op)
+        if rule is None or not rule.factored:
+            args, kwargs = spread((args, kwargs))
         result = NotImplemented if rule is None else _use(rule, node, args, kwargs)
         if result is NotImplemented:
+            args, kwargs = spread((args, kwargs))
             return None, _without_rule(op(*mean_args(args), **mean_args(kwargs)), _nothing((args, kwargs)))
         return rule, result
 
@@ -84,7 +87,8 @@ class Walk:
         x = args[position]
         if not is_random(x) or path not in self.tensors.scale:  # nothing asks for a variance that has no scale
             return args
-        return (*args[:position], Moments(x.mean, x.var * self.tensors.scale[path].exp()), *args[position + 1 :])
+        factor = self.tensors.scale[path].exp()
+        return (*args[:position], x.map_var(lambda var: var * factor), *args[position + 1 :])
 
 
 def first_node(node: fx.Node) -> int:
@@ -96,7 +100,7 @@ def _use(rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
     try:
         result = rule(*args, **kwargs)
         for part in result if isinstance(result, list) else (result,):
-            if is_random(part) and [*map(str, part.mean.shape)] != [*map(str, part.var.shape)]:
+            if isinstance(part, Moments) and [*map(str, part.mean.shape)] != [*map(str, part.var.shape)]:
                 raise RuleError(f"its mean has shape {list(part.mean.shape)}, its variance {list(part.var.shape)}")
         return result
     except Exception as error:

@@ -99,7 +99,12 @@ def audit_of(net: MomentNet, plan: Plan) -> Audit:
     """The table of a call that is compiled already."""
     starts = plan.captured.sources(net.var)
     shared = shared_noise(plan.captured, plan.applied, starts)
-    rows = tuple(_row(entry, set(starts), shared) for entry in plan.applied if _computes(entry.node))
+    weights = {
+        node: Moments(net.mean[path], net.var[path]) if path in net.var else net.mean[path]
+        for node, (kind, path) in plan.captured.tensors.items()
+        if kind == "mean"
+    }
+    rows = tuple(_row(entry, set(starts), shared, weights) for entry in plan.applied if _computes(entry.node))
     return Audit(type(net.lifting.model).__name__, net.rules.name, rows)
 
 
@@ -109,11 +114,11 @@ def _computes(node: fx.Node) -> bool:
     return not isinstance(value, int | torch.SymInt)
 
 
-def _row(entry: Applied, starts: set[fx.Node], shared: dict[fx.Node, list[str]]) -> Row:
+def _row(entry: Applied, starts: set[fx.Node], shared: dict[fx.Node, list[str]], weights: dict[fx.Node, Any]) -> Row:
     """``shared`` has an entry for every op whose result is random: see ``shared_noise``."""
     node, rule = entry.node, entry.rule
     random = starts | shared.keys()
-    exactness, note = _judge(entry, random, shared.get(node, []))
+    exactness, note = _judge(entry, random, shared.get(node, []), weights)
     return Row(
         op=op_name(node.target),
         path=module_path(node),
@@ -136,12 +141,12 @@ def _variance(entry: Applied, starts: set[fx.Node], random: set[fx.Node]) -> str
     return "flows" if any(arg in random and arg not in starts for arg in entry.node.all_input_nodes) else "starts"
 
 
-def _judge(entry: Applied, random: set[fx.Node], shared: list[str]) -> tuple[str, str]:
+def _judge(entry: Applied, random: set[fx.Node], shared: list[str], weights: dict[fx.Node, Any]) -> tuple[str, str]:
     if not entry.reaches or (entry.leaves and not entry.needed and not _decides(entry.node)):
         return "", ""
     if entry.rule is None:
         return "missing", f"write one with @vp.rule({op_name(entry.node.target)})"
-    neglected = _neglected(entry.rule, entry.node, random)
+    neglected = _neglected(entry.rule, entry.node, random, weights)
     kind = "approximate" if neglected else "independent" if shared else "exact"
     return kind, "; ".join([neglected, *shared] if neglected else shared)
 
@@ -152,10 +157,12 @@ def _decides(node: fx.Node) -> bool:
     return any(isinstance(value, Tensor) and not value.is_floating_point() for value in chosen)
 
 
-def _neglected(rule: Rule, node: fx.Node, random: set[fx.Node]) -> str | None:
-    """What the rule neglects, given the shapes and dtypes of its arguments and which of them are random."""
+def _neglected(rule: Rule, node: fx.Node, random: set[fx.Node], weights: dict[fx.Node, Any]) -> str | None:
+    """What the rule neglects, given the weights, the shapes of its other arguments and which of them are random."""
 
     def value(arg: fx.Node) -> Any:
+        if arg in weights:
+            return weights[arg]
         example = arg.meta.get("val")
         return Moments(example, example) if arg in random and isinstance(example, Tensor) else example
 

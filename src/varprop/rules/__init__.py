@@ -17,6 +17,8 @@ from varprop.rules.normalization import NORMALIZATION, batch_norm
 from varprop.rules.order import ORDER
 from varprop.rules.partial import PARTIAL_TANGENTS
 from varprop.rules.pooling import MAX_POOLING, POOLING
+from varprop.rules.products import layers
+from varprop.rules.rearranging import REARRANGING
 from varprop.rules.reduction import MAXIMA, REDUCTION
 from varprop.rules.ruleset import Rule, RuleSet, rule
 from varprop.rules.scatter import SCATTER
@@ -53,11 +55,20 @@ STREAMLINING = CVP.replace(
 )
 """The baseline's rules: everything linearised at the mean, so that means stay the mean network's."""
 
+
+def factored(rank: int = 1) -> RuleSet:
+    """CVP's rules with the variances of weights kept as ``rank`` products for each layer; see ``FACTORED``."""
+    return CVP.replace(layers(rank), REARRANGING, name="FACTORED" if rank == 1 else f"FACTORED, rank {rank}")
+
+
+FACTORED = factored()
+"""CVP at a fraction of its cost: variances of weights, and of what layers make of them, as sums of products."""
+
 CVP_MINUS_NORM = CVP.replace(streamlining.NORMALIZATION, name="CVP - norm")
 CVP_MINUS_ACTIVATION = CVP.replace(streamlining.ACTIVATION, name="CVP - activation")
 
 NAMED: Mapping[str, RuleSet] = MappingProxyType(
-    {rules.name: rules for rules in (CVP, STREAMLINING, CVP_MINUS_NORM, CVP_MINUS_ACTIVATION)}
+    {rules.name: rules for rules in (CVP, FACTORED, STREAMLINING, CVP_MINUS_NORM, CVP_MINUS_ACTIVATION)}
 )
 """The rule sets of the library, which a saved network refers to by name."""
 
@@ -65,10 +76,12 @@ __all__ = [
     "CVP",
     "CVP_MINUS_ACTIVATION",
     "CVP_MINUS_NORM",
+    "FACTORED",
     "NAMED",
     "STREAMLINING",
     "Rule",
     "RuleSet",
+    "factored",
     "rule",
     "streamlining",
 ]

@@ -36,6 +36,8 @@ class Rule:
     """Does each entry of the result combine several entries of one argument, as sums and matrix products do?"""
     scaled: bool = False
     """Does a calibration scale sit on the variance of the op's first argument?"""
+    factored: bool = False
+    """Does it take factored variances as they are? Others get them multiplied out."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -50,7 +52,11 @@ class Rule:
 
 
 def rule(
-    *ops: Op, approximation: Approximation = UNSTATED, mixes: bool = False, scaled: bool = False
+    *ops: Op,
+    approximation: Approximation = UNSTATED,
+    mixes: bool = False,
+    scaled: bool = False,
+    factored: bool = False,
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Make a function the rule of one or several ops: ``@rule(aten.relu.default, approximation=None)``.
 
@@ -58,7 +64,7 @@ def rule(
     """
     if not ops or not all(callable(op) for op in ops):
         raise RuleError("rule() takes the ops it is for, e.g. @rule(torch.ops.aten.relu.default)")
-    return lambda function: Rule(ops, function, approximation, mixes, scaled)
+    return lambda function: Rule(ops, function, approximation, mixes, scaled, factored)
 
 
 class RuleSet(Mapping[Op, Rule]):
