@@ -23,7 +23,6 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from varprop import links
 from varprop.calibration.fitting import fit
-
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.posterior import Posterior

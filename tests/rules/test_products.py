@@ -12,6 +12,8 @@ from varprop.rules.factor import factor, misfit
 
 aten = torch.ops.aten
 
+LAYERS = aten.linear.default, aten.conv2d.default
+
 
 class Block(nn.Module):
     """A transformer's block, with a residual stream, a class token and positions."""
@@ -129,10 +131,9 @@ def test_what_runs_is_what_the_walk_gives_at_any_batch_size(name):
 def test_no_matrix_product_of_variances_is_left_and_scales_carry_over(name):
     model, x, exact, net = isotropic(name)
     assert list(exact.scales) == list(net.scales)
-    values, used = dict(net.named_buffers()), []
-    for node in net.plan((x,), {})[0].module.graph.nodes:
-        if node.target in (aten.linear.default, aten.conv2d.default) and node.args[1].op == "get_attr":
-            used.append(tuple(values[node.args[1].target].shape))
+    values = dict(net.named_buffers())
+    layers = [node for node in net.plan((x,), {})[0].module.graph.nodes if node.target in LAYERS]
+    used = [tuple(values[node.args[1].target].shape) for node in layers if node.args[1].op == "get_attr"]
     weights = [tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     assert sorted(shape for shape in used if shape in weights) == sorted(weights)
 

@@ -15,7 +15,7 @@ from varprop.rules.ruleset import UNSTATED, op_name
 aten = torch.ops.aten
 
 X = vp.Moments(torch.ones(2), torch.ones(2))
-RULES = {(rules.name, op): rules[op] for rules in (vp.CVP, vp.STREAMLINING) for op in rules}
+RULES = {(rules.name, op): rules[op] for rules in (vp.CVP, vp.FACTORED, vp.STREAMLINING) for op in rules}
 
 
 @vp.rule(aten.special_exp2.default, approximation=None)
@@ -36,10 +36,11 @@ def test_every_rule_says_how_exact_it_is():
         assert rule.function.__doc__, f"{name}: {op_name(op)}"
 
 
-def test_both_sets_scale_and_mix_at_the_same_ops():
+@pytest.mark.parametrize("rules", [vp.STREAMLINING, vp.FACTORED], ids=lambda rules: rules.name)
+def test_all_sets_scale_and_mix_at_the_same_ops(rules):
     for op in vp.CVP:
-        assert vp.CVP[op].scaled == vp.STREAMLINING[op].scaled, op_name(op)
-        assert vp.CVP[op].mixes == vp.STREAMLINING[op].mixes, op_name(op)
+        assert vp.CVP[op].scaled == rules[op].scaled, op_name(op)
+        assert vp.CVP[op].mixes == rules[op].mixes, op_name(op)
 
 
 def test_scales_sit_before_activations_and_norms_with_input_statistics():

@@ -24,7 +24,7 @@ from varprop.posterior import Posterior
 from varprop.prediction.links import Gaussian, Link
 from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, MonteCarlo, Predictor, Propagated
 from varprop.prediction.temperature import TemperatureScaled
-from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, STREAMLINING, RuleSet
+from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, FACTORED, STREAMLINING, RuleSet
 
 PAPER = FixedEpochs()
 
@@ -96,6 +96,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             Method("streamlining-none", "Streamlining, none", STREAMLINING, ()),
             Method("cvp-temperature", "CVP + temperature", CVP, (), temperature=True),
             Method("cvp-adaptive", "CVP, adaptive", CVP, procedure=Adaptive()),
+            Method("cvp-factored", "CVP, factored", FACTORED),
         )
     }
 )
@@ -105,7 +106,7 @@ ABLATIONS: Mapping[str, Method] = MappingProxyType(
     {
         slug: method
         for slug, method in METHODS.items()
-        if method.rules is not None and not method.temperature and isinstance(method.procedure, FixedEpochs)
+        if method.rules not in (None, FACTORED) and not method.temperature and method.procedure is PAPER
     }
 )
 """The rows of the paper's ablation table, by slug."""
