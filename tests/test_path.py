@@ -25,7 +25,7 @@ import varprop as vp
 root = Path(sys.argv[1])
 models = {
     "classes": nn.Sequential(nn.Linear(2, 32), nn.GELU(), nn.Linear(32, 3)).eval(),
-    "regression": nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1)).eval(),
+    "regression": nn.Sequential(nn.Linear(1, 32), nn.GELU(), nn.Linear(32, 1)).eval(),
     "text": None,
 }
 for name, model in models.items():
@@ -91,7 +91,7 @@ def walk_classes(root):
 
 def walk_regression(root):
     x, y = curve(400)
-    model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+    model = nn.Sequential(nn.Linear(1, 32), nn.GELU(), nn.Linear(32, 1))
     train(model, lambda m: nn.functional.mse_loss(m(x), y), steps=400)
     predictor = vp.fit(model, curve(600))
     test, truth = curve(500)
