@@ -66,13 +66,10 @@ def test_a_trained_network_is_calibrated_only():
     assert np.allclose(found.predict_proba(X[:5]), found.predictor_(torch.tensor(X[:5]).float()).probs, atol=1e-6)
 
 
-LEFT_OUT = {
-    "check_estimators_pickle": "a propagated network is saved with save_pretrained: nothing is unpickled",
-    "check_readonly_memmap_input": "the checks write their data with joblib, which unpickles",
-}
+LEFT_OUT = {"check_estimators_pickle": "a propagated network is saved with save_pretrained: nothing is unpickled"}
 
 
-@pytest.mark.slow  # 100 networks
+@pytest.mark.slow  # 100 checks
 @pytest.mark.filterwarnings("ignore")  # the checks' own
 @parametrize_with_checks(
     [kind(epochs=60, procedure=AsItIs(), random_state=0) for kind in (NetworkClassifier, NetworkRegressor)],

@@ -33,6 +33,7 @@ class _Network(BaseEstimator):
 
     What is made is trained with AdamW on a part of the data and calibrated on the rest, a fraction ``held_out``; a
     trained network is only calibrated. ``posterior`` reads one from the trained network; isotropic without it.
+    ``procedure`` is that of ``vp.calibrate``.
     ``predictor_`` is the calibrated predictor, which ``vp.Selective``, ``vp.Conformal`` and ``vp.evaluate`` take.
     """
 
@@ -44,14 +45,14 @@ class _Network(BaseEstimator):
         lr: float = 0.01,
         held_out: float = 0.3,
         posterior: Callable[[nn.Module], Posterior] | None = None,
-        procedure: Procedure = ADAPTIVE,
+        procedure: Procedure | None = None,
         random_state: Any = None,
     ) -> None:
         self.network, self.epochs, self.lr, self.held_out = network, epochs, lr, held_out
         self.posterior, self.procedure, self.random_state = posterior, procedure, random_state
 
     def _fit(self, X: Any, y: Any, outputs: int, link: Link, loss: Callable[..., Tensor], strata: Any) -> Self:
-        inputs, target = self._tensor(X), torch.as_tensor(y)
+        inputs, target = self._tensor(X), torch.tensor(y)
         target = target.to(inputs.dtype).unsqueeze(1) if target.is_floating_point() else target
         model = self.network
         if not isinstance(model, nn.Module):
@@ -64,7 +65,9 @@ class _Network(BaseEstimator):
                 self._train(model, inputs[train], target[train], loss)
             inputs, target = inputs[rest], target[rest]
         found = None if self.posterior is None else self.posterior(model.eval())
-        self.predictor_ = fit(model.eval(), [(inputs, target)], found, link, procedure=self.procedure, progress=False)
+        self.predictor_ = fit(
+            model.eval(), [(inputs, target)], found, link, procedure=self.procedure or ADAPTIVE, progress=False
+        )
         return self
 
     def _train(self, model: nn.Module, inputs: Tensor, target: Tensor, loss: Callable[..., Tensor]) -> None:
@@ -79,7 +82,7 @@ class _Network(BaseEstimator):
         """As the network takes it: one that is made here takes float64."""
         model = self.network
         own = next((p.dtype for p in model.parameters()), None) if isinstance(model, nn.Module) else None
-        return torch.as_tensor(np.ascontiguousarray(X), dtype=own or torch.float64)
+        return torch.tensor(X, dtype=own or torch.float64)
 
     def _predict(self, X: Any) -> Any:
         check_is_fitted(self)
