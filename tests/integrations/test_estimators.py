@@ -22,6 +22,9 @@ class AsItIs:
     def fit(self, net, held_out, request):
         return net
 
+    def __repr__(self):
+        return "AsItIs()"  # test ids are the same in every process
+
 
 X, LABELS = make_blobs(120, centers=3, random_state=0)
 NAMES = np.array(["ant", "bee", "cow"])[LABELS]
