@@ -23,9 +23,11 @@ source = checkout / "src"
 modules = [path.relative_to(source).with_suffix("") for path in sorted((source / "varprop").rglob("*.py"))]
 names = [".".join(module.parts).removesuffix(".__init__") for module in modules]
 for name in names:
-    # Commands and report need packages of extras; what starts them must say so instead of failing to import. Tiles are
-    # Triton's own code, read where Triton is.
-    if not name.startswith(("varprop.cli.", "varprop.report.", "varprop.kernels.tiles")) or name == "varprop.cli.entry":
+    # Commands and report need packages of extras; what starts them must say so instead of failing to import. Some
+    # integrations subclass what another package has. Tiles are Triton's own code, read where Triton is.
+    subclasses = tuple(f"varprop.integrations.{name}" for name in ("estimators", "lightning", "trainer"))
+    extra = ("varprop.cli.", "varprop.report.", "varprop.kernels.tiles", *subclasses)
+    if not name.startswith(extra) or name == "varprop.cli.entry":
         importlib.import_module(name)
 held = {Path(str(file)).parts[0] for file in importlib.metadata.files("varprop") or ()}
 assert held <= {"varprop", f"varprop-{installed}.dist-info", "..", "bin"}, f"the wheel holds more than varprop: {held}"
