@@ -5,13 +5,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
-.PHONY: test test-second demo docs lint format wheel bench clean
+.PHONY: test test-second test-all demo docs lint format wheel bench clean
+
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
+	$(PYTEST) $(PYTEST_FLAGS)
 
 test-second: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m second $(PYTEST_FLAGS)
+	$(PYTEST) -m second $(PYTEST_FLAGS)
+
+# Both at once.
+test-all: lint
+	$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
 
 demo: $(STAMP)
 	$(BIN)/varprop demo
@@ -40,6 +46,6 @@ clean:
 # The stamp is newer than what it was made from, or the packages are installed again.
 $(STAMP): pyproject.toml constraints.txt tests/peers.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,docs]'
-	$(BIN)/python -m pip install --no-deps -r tests/peers.txt
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --no-compile --no-deps -r tests/peers.txt
 	touch $@
