@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from varprop.errors import ResultsError
+from varprop.evaluation.arrays import Examples
 from varprop.evaluation.results import Results, Row
 
 
@@ -24,7 +25,7 @@ def publish(
     for name in results.names:
         arrays = results.kept(name) or {}
         if name.startswith("examples/"):
-            arrays = arrays | {"images": arrays["images"][:thumbnails]}
+            arrays = Examples.read(arrays).first(thumbnails).arrays()
         copy.keep(name, arrays)
     return copy
 

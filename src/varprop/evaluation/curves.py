@@ -1,4 +1,4 @@
-"""Risk-coverage curves, reliability diagrams and operating points, from scores per example."""
+"""Risk-coverage curves and reliability diagrams, from scores per example."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from varprop.evaluation.results import POINTS, Scores
+from varprop.evaluation.arrays import Scores
+from varprop.evaluation.results import POINTS
 from varprop.metrics import risk_coverage_curve
 
 BINS = 15
@@ -52,47 +53,3 @@ def reliability(scores: Sequence[Scores], bins: int = BINS) -> Reliability:
     edges = (np.arange(bins + 1) / bins).astype(claimed.dtype)
     confidence, accuracy = binned_statistic(claimed, [claimed, right], bins=edges).statistic
     return Reliability(confidence, accuracy, share=np.histogram(claimed, edges)[0] / len(claimed))
-
-
-@dataclass(frozen=True)
-class Staircase:
-    """Which threshold a risk budget buys: one step per threshold that is best for some budget.
-
-    For a budget b, the last step with ``risk`` ≤ ``limit(b)`` has the largest held-out coverage; without one, b cannot
-    be met. Steps have rising coverage and rising risk.
-    """
-
-    threshold: np.ndarray
-    held_out_risk: np.ndarray
-    held_out_coverage: np.ndarray
-    answered: np.ndarray
-    """How many test examples reach the threshold."""
-    errors: np.ndarray
-    """Their summed errors: a count, unless correctness is soft."""
-    slack: float
-
-    def limit(self, budget: float) -> float:
-        """The budget with the slack of ``coverage_at_risk``: rounding must not refuse what meets it exactly."""
-        return budget * (1 + 1e-9) + self.slack
-
-    def at(self, budget: float) -> int | None:
-        met = np.flatnonzero(self.held_out_risk <= self.limit(budget))
-        return int(met[-1]) if len(met) else None
-
-
-def staircase(scores: Scores) -> Staircase | None:
-    """None without held-out scores."""
-    if "held_out_confidence" not in scores:
-        return None
-    correctness = scores["held_out_correctness"]
-    coverage, risk, threshold = curve(scores["held_out_confidence"], correctness)
-    # From full coverage back, a smaller coverage is worth taking only at a lower risk than all larger ones have.
-    lowest = np.minimum.accumulate(risk[::-1])[::-1]
-    keep = np.append(risk[:-1] < lowest[1:], True)
-    order = np.argsort(-scores["confidence"], kind="stable")
-    errors = np.append(0, np.cumsum(1 - scores["correctness"][order]))
-    # "-" turns a falling order into a rising one; ≥ the threshold includes equal confidences.
-    threshold = threshold[keep].astype(scores["confidence"].dtype)
-    answered = np.searchsorted(-scores["confidence"][order], -threshold, side="right")
-    soft = bool(((correctness > 0) & (correctness < 1)).any())
-    return Staircase(threshold, risk[keep], coverage[keep], answered, errors[answered], 2**-25 if soft else 0.0)

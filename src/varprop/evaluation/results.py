@@ -6,12 +6,10 @@ scores or not at all. It holds rows as compressed JSON, and arrays as npz files,
 
 from __future__ import annotations
 
-import io
 import json
 import numbers
 import os
 import sqlite3
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -22,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from varprop.errors import ResultsError
+from varprop.evaluation.arrays import Examples, Scores, checked, pack, unpack
 
 FILE = "results.db"
 FORMAT = 2
@@ -40,10 +39,6 @@ POINTS = 100
 FIDELITY = ("variance_ratio", "correlation", "mean_error", "plain_error")
 LONGEST_NAME = 200
 
-Scores = dict[str, np.ndarray]
-"""Per example: confidence, correctness, label, target; held_out_confidence, held_out_correctness."""
-
-_TEST, _HELD_OUT = ("confidence", "correctness", "label", "target"), ("held_out_confidence", "held_out_correctness")
 _SCHEMA = (
     "CREATE TABLE rows (row TEXT, method TEXT, seed INTEGER, entry BLOB, scores BLOB, PRIMARY KEY (row, method, seed))",
     "CREATE TABLE arrays (name TEXT PRIMARY KEY, data BLOB)",
@@ -138,20 +133,6 @@ _CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Thumbnails [N, h, w] or [N, h, w, 3] of the first N test examples, and names of the classes."""
-
-    images: np.ndarray
-    names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        images = self.images
-        if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)):
-            shape = f"{images.dtype} {list(images.shape)}"
-            raise ResultsError(f"thumbnails must be uint8 [N, h, w] or [N, h, w, 3], not {shape}")
-
-
 class Results:
     """A results folder. It is made when the first row is added; nothing of it is kept in memory."""
 
@@ -166,7 +147,7 @@ class Results:
 
     def add(self, row: Row, scores: Mapping[str, Any] | None = None) -> Row:
         """Write a row with its scores per example, in place of one with the same key."""
-        packed = None if scores is None else _pack(_checked(row, scores))
+        packed = None if scores is None else pack(checked(scores, row.key, row.examples))
         entry = _dump_row(row)
         with self._writing() as db:
             db.execute(
@@ -182,27 +163,27 @@ class Results:
         if not found or found[0][0] is None:
             return None
         where = f"{self.file}: the scores"
-        return _checked(row, _unpack(found[0][0], f"{where} of {row.key}"), where)
+        return checked(unpack(found[0][0], f"{where} of {row.key}"), row.key, row.examples, where)
 
     def keep(self, name: str, arrays: Mapping[str, Any]) -> None:
         """Keep arrays under a name: what belongs to the results and is neither row nor score."""
-        packed = _pack(arrays)
+        packed = pack(arrays)
         with self._writing() as db:
             db.execute("INSERT OR REPLACE INTO arrays VALUES (?, ?)", (name, packed))
 
     def kept(self, name: str) -> Scores | None:
         """What ``keep`` was given under this name; None if nothing was."""
         found = self._select("SELECT data FROM arrays WHERE name = ?", (name,))
-        return _unpack(found[0][0], f"{self.file}: {name}") if found else None
+        return unpack(found[0][0], f"{self.file}: {name}") if found else None
 
-    def add_examples(self, images: np.ndarray, names: Sequence[str] = (), *, row: str) -> None:
-        """Keep thumbnails of an experiment's first test examples, uint8."""
-        found = Examples(np.asarray(images), tuple(names))
-        self.keep(f"examples/{row}", {"images": found.images, "names": np.array(found.names, dtype=np.str_)})
+    def add_examples(self, shown: np.ndarray | Sequence[str], names: Sequence[str] = (), *, row: str) -> None:
+        """Keep an experiment's first test examples: thumbnails (uint8) or texts; and the names of the classes."""
+        images, texts = (shown, ()) if isinstance(shown, np.ndarray) else (None, tuple(shown))
+        self.keep(f"examples/{row}", Examples(images, texts, tuple(names)).arrays())
 
     def examples(self, row: str) -> Examples | None:
         found = self.kept(f"examples/{row}")
-        return Examples(found["images"], tuple(map(str, found["names"]))) if found else None
+        return Examples.read(found) if found else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -288,41 +269,3 @@ def _load_row(entry: bytes) -> Row:
     found = json.loads(zlib.decompress(entry))
     lists = {name: tuple(found[name]) for name in ("fidelity", "curve") if found[name] is not None}
     return Row(**found | lists)
-
-
-def _pack(arrays: Mapping[str, Any]) -> bytes:
-    out = io.BytesIO()
-    np.savez_compressed(out, **arrays)
-    return out.getvalue()
-
-
-def _unpack(data: bytes, where: str) -> Scores:
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, TypeError, AttributeError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise ResultsError(f"{where} are no whole npz file ({error}); run what they belong to again") from None
-
-
-def _checked(row: Row, scores: Mapping[str, Any], where: str = "the scores") -> Scores:
-    """Arrays of the right shapes. Confidence and correctness are floats, also where bools or integers were given."""
-    arrays = {name: np.asarray(value) for name, value in scores.items() if name in _TEST + _HELD_OUT}
-    for name in ("confidence", "correctness"):
-        if name not in arrays:
-            raise ResultsError(f"{where} of {row.key} lack {name}")
-    if ("held_out_confidence" in arrays) != ("held_out_correctness" in arrays):
-        raise ResultsError(f"{where} of {row.key} have only one of {' and '.join(_HELD_OUT)}; give both or none")
-    for name, value in arrays.items():
-        length = row.examples if name in _TEST else len(arrays["held_out_confidence"])
-        if value.shape != (length,):
-            raise ResultsError(f"{where} of {row.key}: {name} has shape {list(value.shape)}, not [{length}]")
-        if value.dtype.kind not in "biuf" or not np.isfinite(value).all():
-            raise ResultsError(f"{where} of {row.key}: {name} must hold finite numbers")
-        if name.endswith("correctness") and not ((value >= 0) & (value <= 1)).all():
-            raise ResultsError(f"{where} of {row.key}: {name} must lie in [0, 1]")
-    wide = {
-        name: value.astype(np.float64)
-        for name, value in arrays.items()
-        if name.endswith("correctness") or (name.endswith("confidence") and value.dtype.kind != "f")
-    }
-    return arrays | wide

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imsave
 
+from varprop.evaluation.arrays import Examples, Scores
 from varprop.evaluation.curves import Staircase, staircase
 from varprop.evaluation.methods import method_of
-from varprop.evaluation.results import Examples, Results, Scores
+from varprop.evaluation.results import Results
 from varprop.report import lineup
 from varprop.report.style import styles
 from varprop.report.summary import Summary

@@ -1,0 +1,67 @@
+"""Thresholds for a risk that is given, found on held-out scores, and what they do on test scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from varprop.errors import GuaranteeError
+from varprop.evaluation.arrays import Scores
+from varprop.evaluation.curves import curve
+from varprop.prediction.guarantee import guarantee
+
+LEVEL = 0.95
+"""The probability with which a certified risk holds."""
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The lowest confidence that is answered, and the test examples that reach it."""
+
+    threshold: float
+    answered: int
+    errors: float
+    """Summed: a count, unless correctness is soft."""
+
+    @property
+    def risk(self) -> float:
+        return self.errors / self.answered if self.answered else 0.0
+
+
+Finder = Callable[[Scores, float], OperatingPoint | None]
+"""From scores and a risk to a threshold; None where there is none for that risk."""
+
+
+def certify(scores: Scores, risk: float) -> OperatingPoint | None:
+    """The threshold of ``vp.Selective``: with a probability of ``LEVEL`` the true risk is at most ``risk``.
+
+    That holds for held-out examples that are new to network and calibration.
+    """
+    held_out = (torch.from_numpy(np.ascontiguousarray(scores[f"held_out_{name}"])) for name in _PAIR)
+    try:
+        found = guarantee(*held_out, risk, level=LEVEL)
+    except GuaranteeError:
+        return None
+    return _point(scores, found.threshold)
+
+
+def meet(scores: Scores, risk: float) -> OperatingPoint | None:
+    """The threshold of the largest held-out coverage whose own risk is at most ``risk``: half of the time, too low."""
+    correctness = scores["held_out_correctness"]
+    _, risks, thresholds = curve(scores["held_out_confidence"], correctness)
+    soft = ((correctness > 0) & (correctness < 1)).any()
+    # With the slack of coverage_at_risk: rounding must not refuse what meets the risk exactly.
+    met = np.flatnonzero(risks <= risk * (1 + 1e-9) + (2**-25 if soft else 0))
+    return _point(scores, float(thresholds[met[-1]])) if len(met) else None
+
+
+_PAIR = ("confidence", "correctness")
+
+
+def _point(scores: Scores, threshold: float) -> OperatingPoint:
+    # In float64, as vp.Selective compares them.
+    answered = scores["confidence"].astype(np.float64) >= threshold
+    return OperatingPoint(threshold, int(answered.sum()), float((1 - scores["correctness"][answered]).sum()))
