@@ -79,7 +79,7 @@ def inside(results: Results, summary: Summary) -> Section | None:
     if synthetic:
         drawn = [scatter(SYNTHETIC, synthetic, "LayerNorm of synthetic inputs")]
         title = "LayerNorm of synthetic inputs"
-        parts.append(Group(title, [errors(SYNTHETIC, synthetic)], [d for d in drawn if d], folded=True))
+        parts.append(Group(title, tables=[errors(SYNTHETIC, synthetic)], drawings=[d for d in drawn if d], folded=True))
     return Section("blocks", "Blocks and norms", note, parts) if parts else None
 
 

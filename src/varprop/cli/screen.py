@@ -8,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from varprop.errors import InputError
-from varprop.evaluation.curves import staircase
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results, Row
-from varprop.report import tables
+from varprop.evaluation.thresholds import LEVEL, OperatingPoint, certify, meet
+from varprop.report import lineup, tables
 from varprop.report.summary import Summary
 from varprop.report.tables import BEST
 
@@ -32,19 +32,19 @@ def show(results: Results, console: Console) -> None:
 
 
 def show_points(results: Results, risk: float, console: Console) -> None:
-    """The lowest threshold within the risk on held-out data, and what it does on test data."""
+    """What each method answers of the test data within the risk, certified and as it is on held-out data."""
     if not 0 < risk < 1:
         raise InputError(
             f"a risk is a fraction between 0 and 1, such as 0.01 for one wrong answer in 100, not {risk:g}"
         )
     summary = Summary(results.rows)
     for experiment in summary.experiments:
-        table = _table(
-            f"{experiment}: at most {100 * risk:g} % wrong", "seed", "threshold", "answered %", "of them wrong %"
-        )
+        heading = f"{experiment}: at most {100 * risk:g} % wrong, certified with {100 * LEVEL:g} % probability"
+        columns = ("seed", "threshold", "answered %", "of them wrong %", "uncertified: answered %", "of them wrong %")
+        table = _table(heading, *columns)
         for method in summary.methods_in((experiment,)):
             for row in summary.of(experiment, method):
-                table.add_row(escape(method_of(method).title), str(row.seed), *_point(results, row, risk))
+                table.add_row(escape(method_of(method).title), str(row.seed), *_points(results, row, risk))
         console.print(table)
 
 
@@ -56,12 +56,16 @@ def _table(heading: str, *columns: str) -> Table:
     return table
 
 
-def _point(results: Results, row: Row, risk: float) -> tuple[str, str, str]:
-    scores = results.scores(row)
-    steps = staircase(scores) if scores else None
-    at = steps.at(risk) if steps else None
-    if steps is None or at is None:
-        return ("not known" if steps is None else "none is enough", "", "")
-    answered, wrong = int(steps.answered[at]), float(steps.errors[at])
-    rate = f"{100 * wrong / answered:.2f}" if answered else ""
-    return f"{steps.threshold[at]:.4f}", f"{100 * answered / row.examples:.1f}", rate
+def _points(results: Results, row: Row, risk: float) -> tuple[str, ...]:
+    scores = lineup.held(results, row)
+    if scores is None:
+        return ("not known",)
+    certified, met = certify(scores, risk), meet(scores, risk)
+    threshold = f"{certified.threshold:.4f}" if certified else "none is enough"
+    return threshold, *_shares(certified, row), *_shares(met, row)
+
+
+def _shares(point: OperatingPoint | None, row: Row) -> tuple[str, str]:
+    if point is None:
+        return "0.0", ""
+    return f"{100 * point.answered / row.examples:.1f}", f"{100 * point.risk:.2f}" if point.answered else ""

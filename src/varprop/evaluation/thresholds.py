@@ -40,9 +40,11 @@ def certify(scores: Scores, risk: float) -> OperatingPoint | None:
 
     That holds for held-out examples that are new to network and calibration.
     """
-    held_out = (torch.from_numpy(np.ascontiguousarray(scores[f"held_out_{name}"])) for name in _PAIR)
+    confidence, correctness = (
+        torch.from_numpy(np.ascontiguousarray(scores[f"held_out_{name}"])) for name in ("confidence", "correctness")
+    )
     try:
-        found = guarantee(*held_out, risk, level=LEVEL)
+        found = guarantee(confidence, correctness, risk, level=LEVEL)
     except GuaranteeError:
         return None
     return _point(scores, found.threshold)
@@ -56,9 +58,6 @@ def meet(scores: Scores, risk: float) -> OperatingPoint | None:
     # With the slack of coverage_at_risk: rounding must not refuse what meets the risk exactly.
     met = np.flatnonzero(risks <= risk * (1 + 1e-9) + (2**-25 if soft else 0))
     return _point(scores, float(thresholds[met[-1]])) if len(met) else None
-
-
-_PAIR = ("confidence", "correctness")
 
 
 def _point(scores: Scores, threshold: float) -> OperatingPoint:

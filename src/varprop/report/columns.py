@@ -73,14 +73,14 @@ COLUMNS = (
     Column("crps", "CRPS", 1, 3, False),
     Column("picp@95", "In 95% interval", 100, 1, True, "%", ideal=95),
     Column("mpiw@95", "Width of 95% interval", 1, 3, False),
-    Column("cost.sample", "Time", 1, 2, False, "MC samples"),
-    Column("cost.plain", "Time (plain)", 1, 2, False, "plain passes"),
+    Column("cost.plain", "Time", 1, 2, False, "plain passes"),
+    Column("cost.sample", "Time (samples)", 1, 2, False, "MC samples"),
 )
 NAMED = {column.key: column for column in COLUMNS}
 _REGRESSION = ("rmse", "crps", "picp@95", "mpiw@95")
 MAIN = tuple(
-    NAMED[key] for key in ("accuracy", "aurc", "c@0.5", "c@1", *_REGRESSION, "nll", "ece", "brier", "cost.sample")
+    NAMED[key] for key in ("accuracy", "aurc", "c@0.5", "c@1", *_REGRESSION, "nll", "ece", "brier", "cost.plain")
 )
 EXTENDED = tuple(
-    NAMED[key] for key in ("c@2", "c@5", "phi@10", "phi@50", "phi@100", "ace", "cost.sample", "cost.plain")
+    NAMED[key] for key in ("c@2", "c@5", "phi@10", "phi@50", "phi@100", "ace", "cost.plain", "cost.sample")
 )

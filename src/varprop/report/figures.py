@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,20 @@ from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import POINTS, Row
 from varprop.report import lineup
 from varprop.report.columns import NAMED, Column
-from varprop.report.style import BETTER, FAINT, INK, MUTED, PALETTE, SURFACE, Style, drawable, figure, log_axis
+from varprop.report.style import BETTER, FAINT, IDEAL, INK, MUTED, PALETTE, SURFACE, Style, drawable, figure, log_axis
 from varprop.report.summary import Scope, Summary
 
-TIME = NAMED["cost.sample"]
+TIME = NAMED["cost.plain"]
+PLAIN = "mean"
+
+
+class Spot(NamedTuple):
+    """A place of a figure, and what a reader who points there is told."""
+
+    axes: Axes
+    x: float
+    y: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -32,38 +43,58 @@ class Drawing:
     alt: str
     figure: Figure
     data: pd.DataFrame
+    spots: tuple[Spot, ...] = ()
 
 
-def risk_coverage(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Drawing | None:
-    """Risk of the most confident part, by its size; the band is the standard error of CVP's curve over seeds."""
+def risk_coverage(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
+    """Risk of the most confident part, by its size; and beside it the difference to the plain network, by seed.
+
+    Bands are the standard error of CVP over seeds.
+    """
     curves = {(row.method, row.seed): row.curve for row in rows if row.curve is not None}
     if not curves:
-        return None
-    grouped = pd.DataFrame(curves, index=np.arange(1, POINTS + 1) / POINTS).T.groupby(level=0, sort=False)
+        return []
+    table = 100 * pd.DataFrame(curves, index=np.arange(1, POINTS + 1) / POINTS).T
+    full = table[1.0].groupby(level=0, sort=False).mean()
+    ends = "; ".join(f"{method_of(m).title} {risk:.2g}% at full coverage" for m, risk in full.items())
+    drawn = [_curves(experiment, table, styles, "risk-coverage", "Risk and coverage", f"Risk-coverage curves: {ends}")]
+    if PLAIN in table.index.get_level_values(0) and table.index.get_level_values(0).nunique() > 1:
+        plain = table.xs(PLAIN).reindex(table.index.get_level_values(1)).set_axis(table.index)
+        gaps = (table - plain).drop(PLAIN, level=0).dropna()
+        title, alt = "Risk less that of the plain network", "Differences of risk-coverage curves to the plain network's"
+        drawn.append(_curves(experiment, gaps, styles, "risk-difference", title, alt))
+    return drawn
+
+
+def _curves(experiment: str, table: pd.DataFrame, styles: dict[str, Style], name: str, title: str, alt: str) -> Drawing:
+    """A curve per method, averaged over seeds; in percent and by coverage."""
+    grouped = table.groupby(level=0, sort=False)
     mean, sem = grouped.mean(), grouped.sem()
     fig = figure(3.9, 3.7)
     axes = fig.subplots()
+    gaps, spots = name == "risk-difference", []
     for method, risk in mean.iterrows():
         style, strong = styles[method], method == "cvp"
-        axes.plot(
-            *(100 * risk.index, 100 * risk),
-            ls=style.dashes,
-            color=style.colour,
-            label=method_of(method).title,
-            lw=2.2 if strong else 1.4,
-            zorder=4 if strong else 3,
-        )
+        look = {"ls": style.dashes, "color": style.colour, "lw": 2.2 if strong else 1.4, "zorder": 4 if strong else 3}
+        axes.plot(100 * risk.index, risk, label=method_of(method).title, **look)
         if strong:
-            low, high = (100 * (risk + side * sem.loc[method]).clip(0) for side in (-1, 1))
+            low, high = (risk + side * sem.loc[method] for side in (-1, 1))
             axes.fill_between(100 * risk.index, low, high, color=style.colour, alpha=0.16, lw=0)
+        for at in risk.index[1::2]:
+            amount = f"{risk[at]:+.2f} points".replace("-", "−") if gaps else f"{risk[at]:.2f} %"
+            told = f"{method_of(method).title}: {amount} at {100 * at:.0f} % coverage"
+            spots.append(Spot(axes, 100 * at, risk[at], told))
     axes.set(xlim=(0, 100), xlabel="Coverage (% answered), higher is better")
-    axes.set(ylabel="Risk (% of answers wrong), lower is better")
-    axes.set_ylim(bottom=0)
+    if gaps:
+        axes.axhline(0, **IDEAL)
+        axes.set(ylabel="Difference in risk (points), lower is better")
+    else:
+        axes.set(ylabel="Risk (% of answers wrong), lower is better")
+        axes.set_ylim(bottom=0)
     fig.legend(loc="outside lower center", ncols=3, handlelength=2.4, columnspacing=1.4)
-    ends = "; ".join(f"{method_of(m).title} {100 * risk:.2g}% at full coverage" for m, risk in mean[1.0].items())
-    data = pd.DataFrame({"risk": mean.stack(), "risk_sem": sem.stack(future_stack=True)})
+    data = pd.DataFrame({"risk": mean.stack() / 100, "risk_sem": sem.stack(future_stack=True) / 100})
     data = data.rename_axis(["method", "coverage"]).reset_index()
-    return Drawing(experiment, "risk-coverage", "Risk and coverage", f"Risk-coverage curves: {ends}", fig, data)
+    return Drawing(experiment, name, title, alt, fig, data, tuple(spots))
 
 
 def reliability(
@@ -75,8 +106,14 @@ def reliability(
     columns = min(4, len(bins))
     fig = figure(1.75 * columns, 1.95 * math.ceil(len(bins) / columns))
     grid = list(fig.subplots(math.ceil(len(bins) / columns), columns, squeeze=False, sharex=True, sharey=True).flat)
+    spots = []
     for axes, (method, found) in zip(grid, bins.items(), strict=False):
         _diagram(axes, method_of(method).title, found, errors.get(method, math.nan), styles[method].colour)
+        spots += [
+            Spot(axes, x, y, f"{method_of(method).title}: {100 * y:.1f} % right at a confidence of {100 * x:.1f} %")
+            for x, y in zip(found.confidence, found.accuracy, strict=True)
+            if not math.isnan(x)
+        ]
     for axes in grid[len(bins) :]:
         axes.set_visible(False)
     fig.supxlabel("Confidence", fontsize=8.5)
@@ -85,8 +122,8 @@ def reliability(
         {method: pd.DataFrame(vars(found)).rename_axis("bin") for method, found in bins.items()}, names=["method"]
     )
     told = "; ".join(f"{method_of(m).title} {errors.get(m, math.nan):.2f}" for m in bins)
-    alt = f"Reliability diagrams, ECE ×100: {told}"
-    return Drawing(experiment, "reliability", "Reliability diagrams (ECE ×100)", alt, fig, data.reset_index())
+    alt, title = f"Reliability diagrams, ECE ×100: {told}", "Reliability diagrams (ECE ×100)"
+    return Drawing(experiment, "reliability", title, alt, fig, data.reset_index(), tuple(spots))
 
 
 def _diagram(axes: Axes, title: str, found: Reliability, error: float, colour: str) -> None:
@@ -108,14 +145,15 @@ def pareto(summary: Summary, experiment: str, column: Column, styles: dict[str, 
     if len(points) < 2:
         return None
     fig = figure(3.9, 3.4)
-    draw_pareto(fig.subplots(), points, column, styles)
+    spots = draw_pareto(fig.subplots(), points, column, styles)
     fig.legend(loc="outside lower center", ncols=3, handletextpad=0.3, columnspacing=1.4)
     listed = "; ".join(
         f"{method_of(m).title} {column.show(y)} at {x:.2g}" for m, x, y in points[["time", "value"]].itertuples()
     )
-    alt = f"{column.label} against relative time on {summary.title(experiment)}: {listed}"
+    alt = f"{column.label} against time in plain passes on {summary.title(experiment)}: {listed}"
     data = points.rename(columns={"value": column.key, "value_sem": f"{column.key}_sem"}).reset_index()
-    return Drawing(experiment, f"pareto-{column.key.replace('@', '')}", f"{column.title} and time", alt, fig, data)
+    name, title = f"pareto-{column.key.replace('@', '')}", f"{column.title} and time"
+    return Drawing(experiment, name, title, alt, fig, data, spots)
 
 
 def against_time(summary: Summary, scope: Scope, column: Column) -> pd.DataFrame:
@@ -129,39 +167,39 @@ def against_time(summary: Summary, scope: Scope, column: Column) -> pd.DataFrame
     return points[np.isfinite(points["value"]) & points["time"].map(drawable)]
 
 
-def draw_pareto(axes: Axes, points: pd.DataFrame, column: Column, styles: dict[str, Style]) -> None:
+def draw_pareto(axes: Axes, points: pd.DataFrame, column: Column, styles: dict[str, Style]) -> tuple[Spot, ...]:
     """Methods have a marker each; those of Monte Carlo are joined, with their numbers of samples beside them."""
     samples = points.index.map(lambda slug: method_of(slug).samples or 0)
     sampled = points[samples > 0].assign(samples=samples[samples > 0]).sort_values("samples")
-    for slug, point in points[samples == 0].iterrows():
-        style = styles[slug]
-        _mark(
-            axes, point.to_frame().T, style.marker, style.colour, method_of(slug).title, 7.5 if slug == "cvp" else 6.5
-        )
+    spots = []
     if len(sampled):
-        _mark(axes, sampled, "v-", PALETTE["mc2"], "Monte Carlo", 6)
+        axes.plot(sampled["time"], sampled["value"], color=PALETTE["mc2"], lw=1.1, zorder=2)
         for x, y, size in sampled[["time", "value", "samples"]].itertuples(index=False):
             axes.annotate(f"{size:.0f}", (x, y), (4, 4), textcoords="offset points", fontsize=7.5, color=INK)
+    for slug, point in points.iterrows():
+        style, title = styles[slug], method_of(slug).title
+        last = len(sampled) and slug == sampled.index[-1]
+        label = title if not method_of(slug).samples else "Monte Carlo" if last else None
+        axes.errorbar(
+            *(point["time"], point["value"], np.nan_to_num(point["value_sem"])),
+            fmt=style.marker,
+            color=style.colour,
+            label=label,
+            ms=7.5 if slug == "cvp" else 6.5,
+            mec=SURFACE,
+            mew=0.8,
+            elinewidth=1.1,
+            zorder=4 if slug == "cvp" else 3,
+        )
+        amount = f"{column.show(point['value'], point['value_sem'])} {column.unit}".rstrip()
+        told = f"{title}: {amount} at {point['time']:.3g} plain passes"
+        spots.append(Spot(axes, point["time"], point["value"], told))
     log_axis(axes.xaxis, list(points["time"]))
     axes.margins(y=0.16)
-    base = points[(samples > 0) | (points.index == "mean")]
+    base = points[(samples > 0) | (points.index == PLAIN)]
     _shade(axes, pareto_front(base if len(base) else points, column.higher), column.higher)
-    axes.set(xlabel="Relative time (1 = one MC sample)", ylabel=column.label)
-
-
-def _mark(axes: Axes, points: pd.DataFrame, form: str, colour: str, label: str, size: float) -> None:
-    axes.errorbar(
-        *(points["time"], points["value"], points["value_sem"].fillna(0)),
-        fmt=form,
-        color=colour,
-        label=label,
-        ms=size,
-        mec=SURFACE,
-        mew=0.8,
-        lw=1.1,
-        elinewidth=1.1,
-        zorder=3,
-    )
+    axes.set(xlabel="Time (plain passes), lower is better", ylabel=column.label)
+    return tuple(spots)
 
 
 def pareto_front(points: pd.DataFrame, higher: bool) -> pd.DataFrame:

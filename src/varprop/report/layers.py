@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Row
-from varprop.report.figures import Drawing
-from varprop.report.style import IDEAL, INK, MUTED, SURFACE, Style, drawable, figure, log_axis
+from varprop.report.figures import Drawing, Spot
+from varprop.report.style import IDEAL, INK, PALETTE, SURFACE, Style, drawable, figure, log_axis
 
 _LONGEST = 34  # characters of a path that a narrow page has room for
 
@@ -32,36 +32,45 @@ def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Dr
     low, high = data["alpha"].min(), data["alpha"].max()
     log_axis(axes.xaxis, [low, high, 0.8, 1.25])
     axes.axvline(1, **IDEAL)
+    spots = []
     for method, offset in zip(methods, _offsets(len(methods)), strict=True):
         style, chosen = styles[method], data[data["method"] == method]
         y = chosen["path"].map(paths.index) + offset
         axes.plot(chosen["alpha"], y, "o", ms=3.4, color=style.colour, alpha=0.35, mew=0, zorder=2)
         look: dict[str, Any] = {"ms": 5, "mec": SURFACE, "mew": 0.5, "zorder": 3, "label": method_of(method).title}
         axes.plot(chosen["geometric_mean"], y, style.marker, color=style.colour, **look)
+        means = chosen.drop_duplicates("path")[["path", "geometric_mean"]].itertuples(index=False)
+        title = method_of(method).title
+        spots += [Spot(axes, a, paths.index(path) + offset, f"{path}, {title}: α = {a:.3g}") for path, a in means]
     axes.set_xlabel("Variance scale α (1 = as propagated)", loc="right")
     _legend(fig)
     alt = f"Learned variance scale of {len(paths)} modules, from {low:.2g} to {high:.2g}"
-    return Drawing(experiment, "scales", "Learned variance scales", alt, fig, data)
+    return Drawing(experiment, "scales", "Learned variance scales", alt, fig, data, tuple(spots))
 
 
 def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
-    """Variance ratio and error of the mean per module, against sampled networks."""
+    """Variance ratio and error of the mean per module, against sampled networks.
+
+    Of propagation before calibration, where rows have it: scales make up for errors, and would hide them.
+    """
     entries = [{"method": row.method, **entry} for row in rows for entry in row.fidelity or ()]
+    bare = [entry for entry in entries if entry.get("calibrated") is False]
     if not entries:
         return []
     numbers = ["variance_ratio", "mean_error", "plain_error"]
     grouped = (
-        pd.DataFrame(entries)
+        pd.DataFrame(bare or entries)
         .reindex(columns=["method", "path", *numbers])
         .astype(dict.fromkeys(numbers, float))
         .groupby(["method", "path"], sort=False)
     )
     found = grouped[numbers].mean().join(grouped[numbers].sem().fillna(0).add_suffix("_sem"))
+    when = "before calibration" if bare else "after calibration"
     ratio = "Propagated / sampled variance (1 = exact)"
     error = "Error of the mean (standard deviations), lower is better"
     drawn = [
-        _measured(experiment, found, styles, "variance_ratio", "Fidelity of the variance", ratio),
-        _measured(experiment, found, styles, "mean_error", "Fidelity of the mean", error),
+        _measured(experiment, found, styles, "variance_ratio", f"Fidelity of the variance, {when}", ratio),
+        _measured(experiment, found, styles, "mean_error", f"Fidelity of the mean, {when}", error),
     ]
     return [drawing for drawing in drawn if drawing is not None]
 
@@ -75,13 +84,15 @@ def _measured(
     paths = list(found.index.unique("path"))
     fig, axes = _list_of(paths)
     look: dict[str, Any]
+    spots = []
     if name == "variance_ratio":
         log_axis(axes.xaxis, [found[name].min(), found[name].max(), 0.8, 1.25])
         axes.axvline(1, **IDEAL)
     else:
         plain = found.groupby(level="path", sort=False)["plain_error"].first()
-        look = {"ms": 8, "mew": 1.6, "color": MUTED, "zorder": 2, "label": "plain network"}
+        look = {"ms": 8, "mew": 1.6, "color": PALETTE["mean"], "zorder": 2, "label": "plain network"}
         axes.plot(plain, range(len(paths)), "|", **look)
+        spots += [Spot(axes, x, y, f"{paths[y]}, plain network: {x:.3g}") for y, x in enumerate(plain)]
         axes.set_xlim(0, 1.08 * np.nanmax([plain.max(), found[name].max()]))
     methods = list(found.index.unique("method"))
     for method, offset in zip(methods, _offsets(len(methods)), strict=True):
@@ -89,12 +100,15 @@ def _measured(
         y = [paths.index(path) + offset for path in at.index]
         look = {"color": style.colour, "ms": 4.6, "mec": SURFACE, "mew": 0.5, "elinewidth": 1, "zorder": 3}
         axes.errorbar(at[name], y, xerr=at[f"{name}_sem"], fmt=style.marker, label=method_of(method).title, **look)
+        told = zip(at.index, at[name], y, strict=True)
+        spots += [Spot(axes, x, h, f"{path}, {method_of(method).title}: {x:.3g}") for path, x, h in told]
     axes.set_xlabel(label, loc="right")
     _legend(fig)
     spans = found.groupby(level="method", sort=False)[name].agg(["min", "max"])
-    told = "; ".join(f"{method_of(m).title} from {low:.2g} to {high:.2g}" for m, low, high in spans.itertuples())
+    words = "; ".join(f"{method_of(m).title} from {low:.2g} to {high:.2g}" for m, low, high in spans.itertuples())
     data = found[[name, f"{name}_sem", "plain_error"]].reset_index()
-    return Drawing(experiment, f"fidelity-{name.replace('_', '-')}", title, f"{label}, per module: {told}", fig, data)
+    stem, alt = f"fidelity-{name.replace('_', '-')}", f"{label}, per module: {words}"
+    return Drawing(experiment, stem, title, alt, fig, data, tuple(s for s in spots if math.isfinite(s.x)))
 
 
 def _offsets(count: int) -> list[float]:

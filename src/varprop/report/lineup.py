@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import ABLATIONS, method_of
+from varprop.evaluation.results import Results, Row
 
 _SIZES = (2, 4, 64)  # the usual two, and one that is as good as sampling gets
 _VARIANTS = frozenset(ABLATIONS) - {"cvp", "streamlining"}
@@ -41,3 +43,20 @@ def scaled(slugs: Sequence[str]) -> tuple[str, ...]:
 def reference(slugs: Sequence[str]) -> str:
     """The method that others are compared with: CVP, or the last one."""
     return "cvp" if "cvp" in slugs else slugs[-1]
+
+
+def told(slugs: Sequence[str]) -> tuple[str, ...]:
+    """For a sentence: temperature scaling, and Monte Carlo with the most samples."""
+    most = sampled(slugs)[-1 - ("cvp" in slugs) :][:1]
+    return tuple(slug for slug in slugs if slug == "temperature" or slug in most)
+
+
+def spoken(slug: str) -> str:
+    """What a method is called in a sentence."""
+    return {"mean": "the plain network", "temperature": "temperature scaling"}.get(slug, method_of(slug).title)
+
+
+def held(results: Results, row: Row) -> Scores | None:
+    """The scores of a row, if they have those of held-out examples."""
+    scores = results.scores(row)
+    return scores if scores and "held_out_confidence" in scores else None

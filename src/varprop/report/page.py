@@ -23,6 +23,8 @@ class Group:
     """Some tables and figures of a section."""
 
     title: str = ""
+    text: Sequence[str] = ()
+    """Paragraphs; the first stands out."""
     tables: Sequence[Table] = ()
     drawings: Sequence[Drawing] = ()
     folded: bool | None = None
@@ -47,7 +49,7 @@ def render(summary: Summary, sections: Sequence[Section]) -> str:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     drawings = [drawing for section in sections for part in section.parts for drawing in part.drawings]
-    uris = {(drawing.experiment, drawing.name): _uri(drawing) for drawing in drawings}
+    images = {(drawing.experiment, drawing.name): _image(drawing) for drawing in drawings}
     roles = {slug: style.role for slug, style in styles(summary.methods).items()}
     items = environment.get_template("items.html").module.items  # type: ignore[attr-defined]
     return environment.get_template("template.html").render(
@@ -55,17 +57,25 @@ def render(summary: Summary, sections: Sequence[Section]) -> str:
         lead=_lead(summary),
         palette=PALETTE,
         sections=sections,
-        items=lambda part: items(part, roles, uris),
+        items=lambda part: items(part, roles, images),
     )
 
 
-def _uri(drawing: Drawing) -> str:
-    """The figure as SVG. As an image of its own it shares no names or styles with the page."""
-    drawing.figure.draw_without_rendering()
-    drawing.figure.set_layout_engine("none")  # else it is found anew each time the figure is saved: half of the time
+def _image(drawing: Drawing) -> tuple[str, list[tuple[float, float, str]]]:
+    """The figure as SVG, and its spots in percent of width and height.
+
+    As an image of its own it shares no names or styles with the page.
+    """
+    fig = drawing.figure
+    fig.draw_without_rendering()
+    fig.set_layout_engine("none")  # else it is found anew each time the figure is saved: half of the time
     out = io.BytesIO()
-    drawing.figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode()}"
+    fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    spots = []
+    for axes, x, y, text in drawing.spots:
+        across, up = fig.transFigure.inverted().transform(axes.transData.transform((x, y)))
+        spots.append((round(100 * float(across), 2), round(100 - 100 * float(up), 2), text))
+    return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode()}", spots
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the operating-point panel of the page needs, as JSON: few numbers, computed here, looked up there."""
+"""What the operating-point panel of the page needs, as JSON: numbers computed here, looked up there."""
 
 from __future__ import annotations
 
@@ -10,86 +10,90 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imsave
 
-from varprop.evaluation.arrays import Examples, Scores
-from varprop.evaluation.curves import Staircase, staircase
+from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
+from varprop.evaluation.thresholds import LEVEL, Finder, certify, meet
 from varprop.report import lineup
 from varprop.report.style import styles
 from varprop.report.summary import Summary
 
-MOST_IMAGES = 1000
-"""Thumbnails beyond these are left out: a page of many megabytes opens slowly."""
+MOST_EXAMPLES = 400
+"""Examples beyond these are left out: a page of many megabytes opens slowly."""
+# Percentages that a reader might ask for: steps of 0.1, 0.25, 0.5, 1 and 5.
+BUDGETS = (*(i / 10 for i in range(1, 10)), *(i / 4 for i in range(4, 8)), *(i / 2 for i in range(4, 10)))
+BUDGETS += (*range(5, 20), *range(20, 95, 5))
 _ACROSS = 40  # images in a line of the sheet
 
 
 def panel(results: Results, summary: Summary) -> dict[str, Any] | None:
-    """Per experiment, seed and method: the steps from risk budget to threshold, and who is answered at each.
+    """Per experiment, seed and method: for each risk budget the threshold, and what it does on the test set.
 
     None where no row has held-out scores.
     """
     found = [_experiment(results, summary, name) for name in summary.experiments]
     shown = [each for each in found if each["runs"]]
-    return {"experiments": shown} if shown else None
+    return {"experiments": shown, "level": LEVEL} if shown else None
 
 
 def _experiment(results: Results, summary: Summary, name: str) -> dict[str, Any]:
     examples = results.examples(name)
-    shown = min(len(examples.images), MOST_IMAGES) if examples else 0
+    examples = examples and examples.first(MOST_EXAMPLES)
+    methods, look = lineup.main(summary.methods_in((name,))), styles(summary.methods)
+    kept = {(row.seed, m): s for m in methods for row in summary.of(name, m) if (s := lineup.held(results, row))}
+    budgets = _budgets(max((1 - s["held_out_correctness"].mean() for s in kept.values()), default=0))
     runs: dict[str, dict[str, Any]] = {}
-    methods = lineup.main(summary.methods_in((name,)))
-    look = styles(summary.methods)
-    for method in methods:
-        for row in summary.of(name, method):
-            scores = results.scores(row)
-            steps = staircase(scores) if scores else None
-            if scores and steps:
-                runs.setdefault(str(row.seed), {})[method] = _run(scores, steps, shown)
-    risks = [run["risk"][-1] for seed in runs.values() for run in seed.values()]
+    for (seed, method), scores in sorted(kept.items(), key=lambda item: item[0][0]):
+        runs.setdefault(str(seed), {})[method] = _run(scores, budgets, len(examples or ()))
     return {
         "name": name,
         "title": summary.title(name),
         "methods": [{"slug": m, "title": method_of(m).title, "role": look[m].role} for m in methods],
-        "seeds": sorted(runs, key=int),
-        "slider": _slider(max(risks, default=0.05)),
-        "sheet": _sheet(examples) if examples else None,
+        "seeds": list(runs),
+        "budgets": budgets,
+        "sheet": _sheet(examples.images) if examples and examples.images is not None else None,
+        "texts": list(examples.texts) if examples else [],
         "names": list(examples.names) if examples else [],
         "runs": runs,
     }
 
 
-def _run(scores: Scores, steps: Staircase, shown: int) -> dict[str, Any]:
+def _budgets(risk: float) -> list[float]:
+    """Up to one that answers everything."""
+    enough = next((i for i, budget in enumerate(BUDGETS) if budget >= 100 * risk), len(BUDGETS) - 1)
+    return list(BUDGETS[: max(enough, BUDGETS.index(5)) + 1])
+
+
+def _run(scores: Scores, budgets: list[float], shown: int) -> dict[str, Any]:
     run: dict[str, Any] = {
         "examples": len(scores["confidence"]),
-        "heldOut": len(scores["held_out_confidence"]),
-        "slack": steps.slack,
-        "threshold": steps.threshold.astype(np.float64).tolist(),
-        "risk": steps.held_out_risk.tolist(),
-        "coverage": steps.held_out_coverage.tolist(),
-        "answered": steps.answered.tolist(),
-        "errors": [int(e) if e == int(e) else round(e, 6) for e in steps.errors.tolist()],
+        "certified": _points(scores, budgets, certify),
+        "met": _points(scores, budgets, meet),
     }
     if shown and "label" in scores and "target" in scores:
-        confidence = scores["confidence"][:shown]
-        # The first step that answers the example; one beyond the last if none does.
-        first = np.searchsorted(-steps.threshold, -confidence, side="left")
-        run["step"] = first.tolist()
-        run["confidence"] = np.round(confidence.astype(np.float64), 3).tolist()
-        run["wrong"] = (1 - scores["correctness"][:shown]).round(2).tolist()
+        confidence = scores["confidence"]
+        # Those surer than the example: it is answered if more examples than these are.
+        rank = len(confidence) - np.searchsorted(np.sort(confidence), confidence[:shown], side="right")
+        run["rank"] = rank.tolist()
+        run["confidence"] = np.round(confidence[:shown].astype(np.float64), 3).tolist()
+        run["wrong"] = [_short(wrong) for wrong in (1 - scores["correctness"][:shown]).round(2)]
         run["label"], run["target"] = (scores[key][:shown].tolist() for key in ("label", "target"))
     return run
 
 
-def _slider(risk: float) -> dict[str, float]:
-    """A range that reaches full coverage, in about 200 steps of a round size. In percent."""
-    goal = max(100 * risk * 1.05, 0.5)
-    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if goal / s <= 220 or s == 0.5)
-    return {"max": round(math.ceil(goal / step / 10) * 10 * step, 2), "step": step}
+def _points(scores: Scores, budgets: list[float], find: Finder) -> list[list[float] | None]:
+    """Threshold, answered and errors for each budget; nothing where it cannot be met."""
+    found = (find(scores, budget / 100) for budget in budgets)
+    # JSON has no −∞, the threshold that answers everything.
+    return [[max(p.threshold, -1e9), p.answered, _short(p.errors)] if p else None for p in found]
 
 
-def _sheet(examples: Examples) -> dict[str, Any]:
+def _short(value: float) -> float:
+    return int(value) if value == int(value) else round(float(value), 6)
+
+
+def _sheet(images: np.ndarray) -> dict[str, Any]:
     """All thumbnails in one PNG, as a data URI, and where they are in it."""
-    images = examples.images[:MOST_IMAGES]
     count, height, width = images.shape[:3]
     across = min(_ACROSS, count)
     down = math.ceil(count / across)

@@ -9,7 +9,9 @@ import pandas as pd
 from varprop.evaluation.curves import reliability
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
+from varprop.evaluation.thresholds import LEVEL
 from varprop.report import figures, layers, lineup, tables
+from varprop.report import opening as opened
 from varprop.report.figures import Drawing
 from varprop.report.page import Group, Section
 from varprop.report.panel import panel
@@ -25,13 +27,40 @@ CAPTIONS = {
     "ablation": "Ablation",
     "all": "All metrics of all methods",
 }
+METRICS = (
+    "Accuracy says how often answers are right; AURC, C@R and Φ how well confidence tells right from wrong answers; "
+    "ECE, ACE, Brier and NLL whether the probabilities mean what they say. Time is in passes of the plain network. "
+    "A click on a heading sorts."
+)
 _FIRST = ("aurc", "accuracy", "c@1", "rmse", "crps", "nll", "ece", "brier")  # the rest can be opened
+
+
+def opening(results: Results, summary: Summary) -> Section | None:
+    """One sentence and one figure for each experiment: what is answered with a certified risk."""
+    look, parts = styles(summary.methods), []
+    for experiment in summary.experiments:
+        found = opened.opening(results, summary, experiment)
+        if found is not None:
+            title = summary.title(experiment) if len(summary.experiments) > 1 else ""
+            said = [found.text, " ".join([found.verdict, _certificate(summary, experiment, found.risk)]).strip()]
+            parts.append(Group(title, said, drawings=[opened.draw(experiment, found, look)]))
+    return Section("opening", "In short", parts=parts) if parts else None
+
+
+def _certificate(summary: Summary, experiment: str, risk: float) -> str:
+    promise = (
+        f"Certified: each method's threshold is found on held-out examples so that its true risk is at most "
+        f"{100 * risk:g} % with a probability of {100 * LEVEL:g} %, and then used on the test set."
+    )
+    if summary.said(experiment, "certified_on"):
+        return f"{promise} The examples are {summary.said(experiment, 'certified_on')}."
+    return f"{promise} Methods were fitted on the same held-out examples, which the promise does not allow for."
 
 
 def outcomes(results: Results, summary: Summary) -> Section:
     """The main table of each experiment and of their average; what else there is can be opened below it."""
     parts = [part for scope in summary.scopes for part in outcome(summary, scope, tables.kinds(summary, scope))]
-    return Section("results", "Results", parts=parts)
+    return Section("results", "Results", METRICS, parts)
 
 
 def outcome(summary: Summary, scope: Scope, found: Sequence[tables.Table]) -> list[Group]:
@@ -43,6 +72,8 @@ def outcome(summary: Summary, scope: Scope, found: Sequence[tables.Table]) -> li
 
 
 def _differences(summary: Summary, experiment: str) -> list[Group]:
+    if len(summary.seeds(experiment)) < 2:
+        return []  # there is nothing to tell a difference from noise by
     reference = lineup.reference(summary.methods_in((experiment,)))
     found = tables.differences(summary, (experiment,), reference)
     title = f"Paired differences to {method_of(reference).title}, coloured where above two standard errors"
@@ -71,28 +102,29 @@ def against_time(results: Results, summary: Summary) -> Section | None:
 
 def selective(results: Results, summary: Summary) -> Section | None:
     note = (
-        "Curves: the risk of answering only the most confident part of the test set, averaged over seeds; the band is "
-        "the standard error of CVP. Diagrams: accuracy in 15 bins of confidence, on the diagonal if calibrated; grey "
-        "bars show how many examples lie in each bin."
+        "Curves: the risk of answering only the most confident part of the test set, averaged over seeds; beside it "
+        "the same less that of the plain network, seed by seed. The band is the standard error of CVP. Diagrams: "
+        "accuracy in 15 bins of confidence, on the diagonal if calibrated; grey bars show how many examples lie in "
+        "each bin."
     )
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
         methods = lineup.main(summary.methods_in((experiment,)))
-        curves = figures.risk_coverage(experiment, [row for m in methods for row in summary.of(experiment, m)], look)
+        curved = figures.risk_coverage(experiment, [row for m in methods for row in summary.of(experiment, m)], look)
         scores = {m: [s for row in summary.of(experiment, m) if (s := results.scores(row))] for m in methods}
         # A confidence that is no probability has no reliability diagram.
         claims = {m: [s["confidence"] for s in kept] for m, kept in scores.items() if kept}
         units = [m for m, kept in claims.items() if all(((c >= 0) & (c <= 1)).all() for c in kept)]
         errors = summary.estimates((experiment,)).mean.get("ece", pd.Series(dtype=float))
         bins = {m: reliability(scores[m]) for m in units}
-        parts += figure_parts(summary, experiment, [curves, figures.reliability(experiment, bins, errors, look)])
+        parts += figure_parts(summary, experiment, [*curved, figures.reliability(experiment, bins, errors, look)])
     return Section("selective", "Risk, coverage and calibration", note, parts) if parts else None
 
 
 def inside(results: Results, summary: Summary) -> Section | None:
     note = (
         "What calibration learned, by module: dots are seeds. And how near propagated moments are to those of sampled "
-        "networks, from the input to the output."
+        "networks, from the input to the output: the error of the approximation, which scales are not."
     )
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
@@ -141,4 +173,4 @@ def _shared(mappings: Sequence[Mapping[str, object]]) -> str:
     return ", ".join(f"{key} {first[key]}" for key in first if all(m.get(key) == first[key] for m in mappings))
 
 
-SECTIONS: tuple[Maker, ...] = (outcomes, operating_point, against_time, selective, inside, runs)
+SECTIONS: tuple[Maker, ...] = (opening, outcomes, operating_point, against_time, selective, inside, runs)
