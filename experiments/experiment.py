@@ -22,12 +22,13 @@ METHODS = (*listed("mean,temperature"), *map(monte_carlo, SAMPLES), *ABLATIONS.v
 
 
 class Splits(NamedTuple):
-    """What is trained on, what is calibrated on, what is reported on; and the names of the classes."""
+    """What is trained on, what is calibrated on, what is reported on; names of the classes, and tests as texts."""
 
     train: Labelled
     held_out: Labelled
     test: Labelled
     names: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

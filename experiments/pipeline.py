@@ -29,7 +29,7 @@ from varprop.evaluation.results import Results, Row
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import MonteCarlo, Predictor, Propagated
-from varprop.rules import RuleSet
+from varprop.rules import CVP, RuleSet
 
 THUMBNAILS = 600
 HELD = 10  # of a limited run: a tenth of its limit is held out, and as many are tested
@@ -105,7 +105,7 @@ class Pipeline:
                 train, held_out, test = (
                     part.take(slice(size)) for part, size in zip(found[:3], (self.limit, few, few), strict=True)
                 )
-                found = Splits(train, held_out, test, found.names)
+                found = Splits(train, held_out, test, found.names, found.texts[:few])
             self._read = seed, found
         return self._read[1]
 
@@ -172,7 +172,8 @@ class Pipeline:
         if method.slug == "cvp" and isinstance(predictor, Propagated):
             args, kwargs = _call(subject.test.first(32))
             sampler = MonteCarlo(subject.model, subject.posterior, 128)
-            row = replace(row, fidelity=[asdict(each) for each in compare(predictor.net, sampler, *args, **kwargs)])
+            bare = compare(subject.lifted(CVP), sampler, *args, **kwargs)
+            row = replace(row, fidelity=[asdict(each) | {"calibrated": False} for each in bare])
             normed = any(isinstance(module, nn.LayerNorm) for module in subject.model.modules())
             if normed and not kept_norms(results, self.experiment.name):
                 keep_norms(results, self.experiment.name, [traced(predictor.net, *args, **kwargs)])
@@ -214,9 +215,11 @@ class Pipeline:
         return found
 
     def _show_examples(self, results: Results) -> None:
-        """Thumbnails for the report."""
+        """Thumbnails or texts for the report."""
         splits = self.splits(self.seeds[0])
-        if isinstance(splits.test, Images) and splits.test.images.shape[-1] <= 64:
+        if splits.texts:
+            results.add_examples(splits.texts[:THUMBNAILS], splits.names, row=self.experiment.name)
+        elif isinstance(splits.test, Images) and splits.test.images.shape[-1] <= 64:
             images = splits.test.images[:THUMBNAILS].permute(0, 2, 3, 1)
             shown = (images[..., 0] if images.shape[-1] == 1 else images).contiguous().numpy()
             results.add_examples(shown, splits.names, row=self.experiment.name)
@@ -233,11 +236,9 @@ class _Subject:
     nets: dict[RuleSet, MomentNet] = field(default_factory=dict)
 
     def predictor(self, method: Method, paper: FixedEpochs, progress: bool) -> Predictor:
-        return method.build(
-            self.model, self.posterior, self.held_out, lift=self._lifted, paper=paper, progress=progress
-        )
+        return method.build(self.model, self.posterior, self.held_out, lift=self.lifted, paper=paper, progress=progress)
 
-    def _lifted(self, rules: RuleSet) -> MomentNet:
+    def lifted(self, rules: RuleSet) -> MomentNet:
         """Methods with the same rules share what is captured."""
         if rules not in self.nets:
             self.nets[rules] = propagate(self.model, self.posterior, rules)

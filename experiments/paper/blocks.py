@@ -18,7 +18,7 @@ from varprop.report.style import IDEAL, INK, PALETTE, figure, log_axis
 
 ATTENTION, FEED_FORWARD, BOTH = "attention", "FFN", "geometric mean"
 PARTS = (ATTENTION, FEED_FORWARD, BOTH)
-_LOOKS = {ATTENTION: ("cvp", "o", "-"), FEED_FORWARD: ("mc2", "s", "-"), BOTH: ("mean", "D", (0, (4, 2)))}
+_LOOKS = {ATTENTION: ("other1", "o", "-"), FEED_FORWARD: ("other2", "s", "-"), BOTH: ("other4", "D", (0, (4, 2)))}
 _OUTPUT = "(output)"
 
 # blocks.0.norm1, vit.layers.0.mlp.activation_fn, encoder_layer_0.ln_1: container, number, what is in the block.

@@ -31,7 +31,7 @@ def write_paper_report(folder: str | os.PathLike[str], out: str | os.PathLike[st
 
 
 def outcomes(results: Results, summary: Summary) -> Section:
-    """The tables with the paper's numbers; experiments that it has or that stand in have an average of their own."""
+    """The tables with the paper's numbers; experiments that it has are averaged by themselves too."""
     drawn = teaser(summary)
     parts = [Group(drawings=[drawn])] if drawn else []
     for scope in scopes(summary):

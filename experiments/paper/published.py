@@ -81,27 +81,26 @@ def averaged(rows: Sequence[str], method: str, key: str) -> Published | None:
 
 
 def benchmark_of(summary: Summary, experiment: str) -> str | None:
-    """The row of the paper that an experiment reproduces or stands in for."""
+    """The row of the paper that an experiment reproduces; None for one that only stands in for it."""
     found = summary.said(experiment, "paper")
-    return found if found in benchmarks() else None
+    return found if found in benchmarks() and not summary.said(experiment, "stand_in") else None
 
 
 def compared(summary: Summary, scope: Scope, table: Table) -> Table:
-    """The table with the paper's numbers beside ours, where it has such a row or all of the scope's rows.
+    """The table with the paper's numbers beside ours, where all of the scope's rows are the paper's.
 
     The ablation it has for its six benchmarks together only.
     """
     rows = [row for experiment in scope if (row := benchmark_of(summary, experiment))]
-    if table.kind == "ablation":
-        relation = "beside the paper's average of its six benchmarks"
-        return table if len(scope) == 1 else beside(table, ablation, relation)
     if len(rows) < len(scope):
-        return table
+        meant = summary.said(scope[0], "paper") if len(scope) == 1 else None
+        return replace(table, title=f"{table.title}; a stand-in for the paper's {meant}") if meant else table
+    if table.kind == "ablation":
+        every = set(rows) == set(benchmarks())
+        return beside(table, ablation, "beside the paper's average of its six benchmarks") if every else table
     if len(scope) == 1:
-        how = "stands in for" if summary.said(scope[0], "stand_in") else "beside"
-        return beside(table, functools.partial(published, rows[0]), f"{how} the paper's {rows[0]}")
-    relation = "beside the paper's average of the rows they are or stand in for"
-    return beside(table, functools.partial(averaged, rows), relation)
+        return beside(table, functools.partial(published, rows[0]), f"beside the paper's {rows[0]}")
+    return beside(table, functools.partial(averaged, rows), "beside the paper's average of the same rows")
 
 
 def beside(table: Table, lookup: Lookup, relation: str) -> Table:

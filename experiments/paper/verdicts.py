@@ -9,14 +9,14 @@ from itertools import combinations
 
 import pandas as pd
 
-from experiments.paper.published import ablation
+from experiments.paper.published import ablation, benchmark_of
 from varprop.evaluation.methods import method_of
 from varprop.report import lineup
 from varprop.report.columns import NAMED, Column
 from varprop.report.summary import Scope, Summary, name_of
 from varprop.report.tables import BETTER, WORSE, Table, judge, words
 
-SAME, UNKNOWN = "no difference", "one seed: not known"
+SAME = "no difference"
 JUDGED = tuple(NAMED[key] for key in ("aurc", "nll", "brier", "accuracy"))
 AURC = JUDGED[0]
 
@@ -29,6 +29,8 @@ def verdict(summary: Summary, scope: Scope) -> Table | None:
         return None
     reference = lineup.reference(methods)
     found = summary.differences(scope, reference)
+    if found.sem[[column.key for column in columns]].isna().all(axis=None):
+        return None  # one seed: there is nothing to tell a difference from noise by
     others = list(found.mean.index)
     cells = pd.DataFrame({"Against": [method_of(method).title for method in others]})
     for column in columns:
@@ -36,7 +38,7 @@ def verdict(summary: Summary, scope: Scope) -> Table | None:
         cells[column.heading] = [_worded(mean, sem, column) for mean, sem in pairs]
     said = [text.partition(" (")[0] for text in cells.iloc[:, 1:].to_numpy().flat]
     count = Counter(said)
-    tally = ", ".join(f"{count[word]} {word}" for word in (BETTER, SAME, WORSE, UNKNOWN) if count[word])
+    tally = ", ".join(f"{count[word]} {word}" for word in (BETTER, SAME, WORSE) if count[word])
     title = (
         f"{summary.heading(scope)}: {method_of(reference).title} against each method: {tally or 'nothing in common'}"
     )
@@ -44,15 +46,17 @@ def verdict(summary: Summary, scope: Scope) -> Table | None:
 
 
 def _worded(mean: float, sem: float, column: Column) -> str:
-    if math.isnan(mean):
+    if math.isnan(mean) or math.isnan(sem):
         return "–"
-    word = UNKNOWN if math.isnan(sem) else judge(mean, sem, column.higher, errors=1) or SAME
+    word = judge(mean, sem, column.higher, errors=1) or SAME
     return f"{word} ({column.show(mean, sem, '+')})"
 
 
 def order(summary: Summary, scope: Scope) -> Table | None:
-    """The methods of the ablation by AURC: our order beside the paper's."""
+    """The methods of the ablation by AURC: our order beside the paper's, where the rows are the paper's."""
     methods = lineup.ablated(summary.methods_in(scope))
+    if not all(benchmark_of(summary, experiment) for experiment in scope):
+        return None
     theirs = {m: found.mean for m in methods if (found := ablation(m, AURC.key))}
     if not theirs or AURC not in summary.columns:
         return None

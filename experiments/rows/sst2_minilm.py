@@ -24,9 +24,10 @@ def _read(sources: Sources) -> Splits:
     folder = weights_of(sources, NAME, WANTED)
     texts = sst2(sources.data)
     dev = _tokens(folder, texts.dev)
-    # GLUE's own test file has no labels.
-    held_out, test = hold_out(dev, len(dev) // 2) if texts.test is None else (dev, _tokens(folder, texts.test))
-    return Splits(_tokens(folder, texts.train), held_out, test, texts.classes)
+    if texts.test is None:  # GLUE's own test file has no labels
+        return Splits(_tokens(folder, texts.train), *hold_out(dev, len(dev) // 2), texts.classes)
+    test = _tokens(folder, texts.test)
+    return Splits(_tokens(folder, texts.train), dev, test, texts.classes, tuple(texts.test.texts))
 
 
 def splits(sources: Sources, _: int) -> Splits:

@@ -227,6 +227,11 @@ def test_examples(tmp_path):
     np.testing.assert_array_equal(found.images, images)
     assert found.names == ("zero", "ähm")
     assert results.examples("other") is None
+    results.add_examples(["good", "schön"], row="words")
+    assert results.examples("words").texts == ("good", "schön")
+    assert len(results.examples("words").first(1)) == 1
+    with pytest.raises(ResultsError, match="images or texts"):
+        results.add_examples([], row="words")
     for wrong in (images.astype(float), images[0], np.zeros((1, 2, 2, 4), np.uint8)):
         with pytest.raises(ResultsError, match="must be uint8"):
             results.add_examples(wrong, row="digits")

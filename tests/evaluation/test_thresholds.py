@@ -45,7 +45,9 @@ class Answers(torch.nn.Module):
 def test_what_is_certified_is_what_selective_answers():
     rng = np.random.default_rng(0)
     p, right = 0.5 + 0.5 * rng.random((2, 2000)), rng.random((2, 2000))
-    held_out, test = ((torch.tensor(q).float(), torch.tensor((u > q).astype(int))) for q, u in zip(p, right, strict=True))
+    held_out, test = (
+        (torch.tensor(q).float(), torch.tensor((u > q).astype(int))) for q, u in zip(p, right, strict=True)
+    )
     mean = vp.MeanNetwork(Answers())
     before, after = (vp.evaluate(mean, [part], progress=False) for part in (held_out, test))
     scores = {name: getattr(after, name).numpy() for name in ("confidence", "correctness")}

@@ -1,9 +1,13 @@
-"""The page in a real browser: the slider is moved, and what it shows is compared with NumPy."""
+"""The page in a real browser: the slider is moved, and what it shows is compared with the library's thresholds."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
+
+from varprop.evaluation.thresholds import certify, meet
+from varprop.report.summary import Summary
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -46,124 +50,117 @@ def page(browser, report):
     assert failed == []
 
 
-def threshold_of(scores, budget):
-    """The definition: the smallest threshold whose held-out risk is within the budget (in percent)."""
-    confidence, correctness = scores["held_out_confidence"], scores["held_out_correctness"]
-    for t in np.unique(confidence):
-        errors, answered = (1 - correctness)[confidence >= t].sum(), (confidence >= t).sum()
-        if errors * 100 <= budget * answered * (1 + 1e-9):
-            return t
-    return None
-
-
-def expected(scores, budget):
-    threshold = threshold_of(scores, budget)
-    if threshold is None:
+def expected(scores, budget, find):
+    point = find(scores, budget / 100)
+    if point is None:
         return None
-    answered = scores["confidence"] >= threshold
-    count, errors = int(answered.sum()), int((1 - scores["correctness"])[answered].sum())
-    risk = 100 * errors / count if count else 0
-    mark = " ▲" if risk > budget + 1e-9 else ""
-    rate = f"{risk:.2f} %{mark}" if count else "–"
-    coverage = f"{100 * count / len(answered):.1f} %"
-    return [f"{threshold:.4f}", coverage, str(errors), rate, str(len(answered) - count)]
+    examples = len(scores["confidence"])
+    mark = " ▲" if 100 * point.risk > budget + 1e-9 else ""
+    coverage = f"{100 * point.answered / examples:.1f} %"
+    abstained = examples - point.answered
+    return [
+        f"{point.threshold:.4f}",
+        coverage,
+        f"{point.errors:.0f}",
+        f"{100 * point.risk:.2f} %{mark}",
+        str(abstained),
+    ]
 
 
 def close(shown, wanted):
     """Equal but for the last digit of a number halfway between two."""
     for a, b in zip(shown, wanted, strict=True):
-        mark_a, mark_b = "▲" in a, "▲" in b
-        numbers = [float(x.replace("▲", "").replace("%", "")) if x != "–" else -1.0 for x in (a, b)]
         digits = len(b.replace("▲", "").replace("%", "").strip().partition(".")[2])
-        if mark_a != mark_b or abs(numbers[0] - numbers[1]) > 1.01 * 10**-digits * (digits > 0):
+        one, other = (float(x.replace("▲", "").replace("%", "").replace("none", "-inf")) for x in (a, b))
+        if ("▲" in a) != ("▲" in b) or not (one == other or abs(one - other) < 1.01 * 10**-digits * (digits > 0)):
             return False
     return True
 
 
-def check(page, made, seed):
-    budget = float(page.input_value("#budget-number"))
-    assert float(page.input_value("#budget")) == pytest.approx(budget)
-    table = page.evaluate(TABLE)
-    rows = [row for row in made.rows if row.seed == seed]
-    for row in rows:
-        wanted = expected(made.scores(row), budget)
+def budget_of(page):
+    return float(page.text_content("#budget-shown").removesuffix(" %"))
+
+
+def check(page, made, seed, find):
+    budget, table = budget_of(page), page.evaluate(TABLE)
+    for row in (row for row in made.rows if row.seed == seed):
+        wanted = expected(made.scores(row), budget, find)
         if wanted is None:
-            assert table[row.method][0].startswith("cannot be met")
+            assert table[row.method][0].startswith(("nothing can be promised", "no threshold"))
         else:
             assert close(table[row.method], wanted), (budget, row.method, table[row.method], wanted)
     return table
 
 
-def test_moving_the_slider_by_keyboard_gives_the_numbers_of_the_definition(page, made):
+def test_moving_the_slider_gives_certified_numbers(page, made):
+    page.select_option("#seed", "0")
     page.focus("#budget")
-    seen = [check(page, made, 0)]
-    for key, times in (
-        ("ArrowRight", 1),
-        ("ArrowRight", 7),
-        ("ArrowLeft", 3),
-        ("End", 1),
-        ("Home", 1),
-        ("ArrowRight", 2),
-    ):
-        before = page.input_value("#budget")
+    seen = [check(page, made, 0, certify)]
+    for key, times in (("ArrowRight", 1), ("ArrowRight", 7), ("ArrowLeft", 3), ("End", 1), ("Home", 1)):
+        before = budget_of(page)
         for _ in range(times):
             page.keyboard.press(key)
-        assert page.input_value("#budget") != before
-        seen.append(check(page, made, 0))
-    coverages = {table["cvp"][1] for table in seen}
-    assert len(coverages) > 3
+        assert budget_of(page) != before
+        seen.append(check(page, made, 0, certify))
+    assert len({table["cvp"][1] for table in seen if len(table["cvp"]) > 1}) > 2
 
 
-def test_every_position_of_the_slider(page, made):
-    steps = page.evaluate("Math.round(document.getElementById('budget').max / document.getElementById('budget').step)")
-    for i in range(0, steps + 1, 17):
-        page.eval_on_selector(
-            "#budget", "(s, i) => { s.value = i * s.step; s.dispatchEvent(new Event('input', {bubbles: true})); }", i
-        )
-        check(page, made, 0)
-
-
-def type_budget(page, value):
+def move(page, budget):
+    """To a budget of the slider, in percent."""
     page.eval_on_selector(
-        "#budget-number", "(n, v) => { n.value = v; n.dispatchEvent(new Event('input', {bubbles: true})); }", str(value)
+        "#budget",
+        """(slider, budget) => {
+            const { budgets } = JSON.parse(document.getElementById("panel-data").textContent).experiments[0];
+            slider.value = budgets.indexOf(budget);
+            slider.dispatchEvent(new Event("input", {bubbles: true}));
+        }""",
+        budget,
     )
+    assert budget_of(page) == budget
+
+
+def test_uncertified_thresholds_are_a_click_away(page, made):
+    page.select_option("#seed", "2")
+    before = check(page, made, 2, certify)
+    page.check("input[value=met]")
+    after = check(page, made, 2, meet)
+    assert after["cvp"] != before["cvp"]
+    assert after["stubborn"] == ["no held-out scores were kept"]
+    move(page, 0.3)
+    check(page, made, 2, meet)
+
+
+def test_seeds_are_averaged(page, made):
+    move(page, 5)
+    points = [certify(made.scores(row), 0.05) for row in made.rows if row.method == "cvp"]
+    shares = [point.answered / 400 for point in points]
+    shown = page.evaluate(TABLE)["cvp"]
+    error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+    assert shown[:2] == ["–", f"{100 * np.mean(shares):.1f} ± {100 * error:.1f} %"]
+    assert "on average over 3 seeds" in page.text_content("#panel-summary")
 
 
 def test_a_budget_that_cannot_be_met_says_so(page, made):
-    type_budget(page, 0.05)
-    assert page.evaluate(TABLE)["stubborn"] == ["cannot be met: the lowest held-out risk is 25.00 %"]
+    page.select_option("#seed", "0")
+    page.check("input[value=met]")
+    move(page, 0.1)
+    assert page.evaluate(TABLE)["stubborn"] == ["no threshold meets it"]
     page.select_option("#gallery-method", "stubborn")
-    assert "cannot keep a risk of 0.05 %" in page.text_content("#panel-summary")
+    assert "finds no threshold with a held-out risk of 0.1 %" in page.text_content("#panel-summary")
     assert page.text_content("#gallery-summary").startswith("200 of the first 200")
 
 
-@pytest.mark.parametrize("value", ["", "-1", "101"])
-def test_a_wrong_budget_is_refused(page, value):
-    before = page.evaluate(TABLE)
-    type_budget(page, value)
-    assert page.text_content("#budget-error") == "Give a percentage from 0 to 100."
-    assert page.evaluate(TABLE) == before
-    type_budget(page, 2)
-    assert page.text_content("#budget-error") == ""
-
-
-def test_another_seed_shows_its_own_numbers(page, made):
-    before = page.evaluate(TABLE)
-    page.select_option("#seed", "2")
-    table = check(page, made, 2)
-    assert table["cvp"] != before["cvp"]
-    assert table["stubborn"] == ["no held-out scores were kept"]
-
-
-@pytest.mark.parametrize(("method", "budget"), [("cvp", 1), ("mean", 3), ("mc-8", 0.5)])
+@pytest.mark.parametrize(("method", "budget"), [("cvp", 5), ("mean", 3), ("mc-8", 10)])
 def test_the_gallery_shows_who_is_abstained_on(page, made, method, budget):
-    type_budget(page, budget)
+    page.select_option("#seed", "0")
+    move(page, budget)
     page.select_option("#gallery-method", method)
     row = next(row for row in made.rows if (row.method, row.seed) == (method, 0))
     scores = made.scores(row)
-    threshold = threshold_of(scores, budget)
-    answered = scores["confidence"][:200] >= (np.inf if threshold is None else threshold)
+    point = certify(scores, budget / 100)
+    answered = scores["confidence"][:200] >= (point.threshold if point else np.inf)
     page.eval_on_selector("#gallery-more", "button => button.click()")
+    assert (answered.any(), answered.all()) == (True, False)
     assert sorted(page.evaluate(SHOWN)) == sorted(f"test example {i}" for i in np.flatnonzero(~answered))
     page.select_option("#gallery-kind", "wrong")
     wrong = np.flatnonzero(answered & (scores["correctness"][:200] == 0))
@@ -171,7 +168,7 @@ def test_the_gallery_shows_who_is_abstained_on(page, made, method, budget):
 
 
 def test_thumbnails_name_prediction_and_truth(page, made):
-    type_budget(page, 1)
+    page.select_option("#seed", "0")
     row = next(row for row in made.rows if (row.method, row.seed) == ("cvp", 0))
     scores, names = made.scores(row), made.examples("digits").names
     first = page.get_attribute("#gallery-list li", "title")
@@ -183,8 +180,43 @@ def test_thumbnails_name_prediction_and_truth(page, made):
     assert few <= 60
 
 
+def test_a_click_on_a_heading_sorts(page, made):
+    column = """[...document.querySelectorAll("table.main tbody tr")].map(
+        (line) => [line.cells[0].textContent, line.cells[2].textContent])"""
+    before = page.evaluate(column)
+    for rising in (True, False):
+        page.click("table.main thead th:nth-child(3) button")
+        after = page.evaluate(column)
+        numbers = [float(text.partition("±")[0]) for _, text in after if text != "–"]
+        assert numbers == sorted(numbers, reverse=not rising)
+        assert after[-1][0] == "stubborn"  # what has no number is last, whichever way
+    assert sorted(map(tuple, after)) == sorted(map(tuple, before))
+    assert page.get_attribute("table.main thead th:nth-child(3)", "aria-sort") == "descending"
+
+
+def test_pointing_at_a_point_shows_its_value(page, made):
+    image = page.locator("figure.pareto-aurc img")
+    image.scroll_into_view_if_needed()
+    box, spots = image.bounding_box(), json.loads(image.get_attribute("data-spots"))
+    x, y, text = next(spot for spot in spots if spot[2].startswith("CVP:"))
+    page.mouse.move(box["x"] + box["width"] * x / 100 + 2, box["y"] + box["height"] * y / 100 - 1)
+    assert page.is_visible("#tip")
+    assert page.text_content("#tip") == text
+    value = Summary(made.rows).estimates(("digits",)).mean.at["cvp", "aurc"]
+    assert text.startswith(f"CVP: {value:.2f} ± ")
+    assert text.endswith(" plain passes")
+    page.mouse.move(box["x"] + 1, box["y"] + 1)
+    assert page.is_hidden("#tip")
+
+
+def test_contents_stay_in_sight(page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.evaluate("document.getElementById('runs').scrollIntoView()")
+    assert 0 <= page.locator("#contents").bounding_box()["y"] < 10
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 700, 1400])
+@pytest.mark.parametrize("width", [360, 390, 1400])
 def test_the_page_fits_and_follows_the_scheme(browser, report, width, scheme):
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto(report.resolve().as_uri())

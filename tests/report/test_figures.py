@@ -21,7 +21,15 @@ def test_every_figure_is_saved_in_three_kinds(report):
     found = {path.name for path in (report.parent / "figures").iterdir()}
     metrics = [c.key.replace("@", "") for c in COLUMNS if not c.timed]
     names = [f"pareto-{key}" for key in metrics]
-    names += ["risk-coverage", "reliability", "scales", "fidelity-variance-ratio", "fidelity-mean-error"]
+    names += [
+        "certified",
+        "risk-coverage",
+        "risk-difference",
+        "reliability",
+        "scales",
+        "fidelity-variance-ratio",
+        "fidelity-mean-error",
+    ]
     assert found == {f"digits-{name}{kind}" for name in names for kind in KINDS}
     for path in (report.parent / "figures").iterdir():
         assert path.read_bytes().startswith(KINDS[path.suffix])
@@ -36,7 +44,7 @@ def test_the_data_of_a_pareto_plot_are_the_summary(report, made):
     estimates = Summary(made.rows).estimates(("digits",))
     found = read(report, "pareto-aurc").set_index("method")
     assert list(found.index) == ["mean", "mc-4", "mc-8", "streamlining", "cvp"]  # stubborn has no cost
-    for name, column in (("time", "cost.sample"), ("aurc", "aurc")):
+    for name, column in (("time", "cost.plain"), ("aurc", "aurc")):
         np.testing.assert_allclose(found[name], estimates.mean.loc[found.index, column], rtol=1e-6)
         np.testing.assert_allclose(found[f"{name}_sem"], estimates.sem.loc[found.index, column], rtol=1e-6)
 
@@ -49,6 +57,16 @@ def test_curves_are_averaged_over_seeds(report, made):
     np.testing.assert_allclose(ours["risk"], np.mean([row.curve for row in rows], axis=0), rtol=1e-6)
     spread = np.std([row.curve for row in rows], axis=0, ddof=1) / math.sqrt(3)
     np.testing.assert_allclose(ours["risk_sem"], spread, rtol=1e-5, atol=1e-9)
+
+
+def test_differences_to_the_plain_network_are_paired_by_seed(report, made):
+    found = read(report, "risk-difference")
+    curves = {m: np.array([row.curve for row in made.rows if row.method == m]) for m in ("mean", "cvp")}
+    gaps = curves["cvp"] - curves["mean"]
+    ours = found[found["method"] == "cvp"]
+    np.testing.assert_allclose(ours["risk"], gaps.mean(0), rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(ours["risk_sem"], gaps.std(0, ddof=1) / math.sqrt(3), rtol=1e-5, atol=1e-9)
+    assert "mean" not in set(found["method"])
 
 
 def test_the_bins_of_a_reliability_diagram_hold_all_examples(report):
@@ -96,10 +114,23 @@ def test_rows_without_numbers_give_no_figures():
     rows = [Row("d", m, 0, 4, {"accuracy": 0.5, "nll": math.inf}) for m in ("mean", "cvp")]
     look = styles(["mean", "cvp"])
     assert figures.pareto(Summary(rows), "d", NAMED["aurc"], look) is None  # no cost, no AURC
-    assert figures.risk_coverage("d", rows, look) is None
+    assert figures.risk_coverage("d", rows, look) == []
     assert figures.reliability("d", {}, pd.Series(dtype=float), look) is None
     assert layers.scales("d", rows, look) is None
     assert layers.fidelity("d", rows, look) == []
+
+
+def test_fidelity_is_that_before_calibration_where_it_was_measured():
+    entry = {"path": "x", "variance_ratio": 0.5, "mean_error": 0.1, "plain_error": 0.2}
+    look = styles(["cvp"])
+    stored = Row("d", "cvp", 0, 4, {"accuracy": 0.5}, fidelity=(entry | {"variance_ratio": 2.0},))
+    new = Row("d", "cvp", 1, 4, {"accuracy": 0.5}, fidelity=(entry | {"calibrated": False},))
+    with drawing_style():
+        (ratio, _), (old, _) = layers.fidelity("d", [stored, new], look), layers.fidelity("d", [stored], look)
+    assert ratio.title.endswith("before calibration")
+    assert ratio.data["variance_ratio"].tolist() == [0.5]
+    assert old.title.endswith("after calibration")
+    assert old.data["variance_ratio"].tolist() == [2.0]
 
 
 def test_a_deep_network_with_long_paths_is_drawn_small_enough():

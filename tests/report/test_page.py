@@ -12,8 +12,9 @@ import pytest
 from tests.report.synthetic_results import make
 from varprop.errors import ResultsError
 from varprop.evaluation.results import Results, Row
+from varprop.evaluation.thresholds import certify
 from varprop.report import write_report
-from varprop.report.panel import MOST_IMAGES
+from varprop.report.panel import MOST_EXAMPLES
 from varprop.report.summary import Summary
 
 pytestmark = pytest.mark.second
@@ -64,7 +65,7 @@ def test_the_page_is_whole_and_stands_alone(report):
 def test_figures_have_words_and_tables_have_headers(report):
     page = Page(report.read_text())
     figures = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert len(figures) == 13 + 1 + 1 + 3  # metrics, curves, diagrams, layers
+    assert len(figures) == 1 + 13 + 2 + 1 + 3  # opening, metrics, curves, diagrams, layers
     assert all(len(attributes["alt"]) > 20 for attributes in figures)
     cells = [attributes for tag, attributes in page.elements if tag == "th"]
     assert all(attributes.get("scope") in {"row", "col"} for attributes in cells)
@@ -87,11 +88,10 @@ def test_the_panel_holds_few_numbers(report, made):
     assert set(experiment["runs"]["0"]) == {"mean", "mc-4", "mc-8", "streamlining", "cvp", "stubborn"}
     assert set(experiment["runs"]["1"]) == {"mean", "mc-4", "mc-8", "streamlining", "cvp"}
     run = experiment["runs"]["1"]["cvp"]
-    assert len(run["risk"]) < 200 < len(made.scores(made.rows[0])["held_out_confidence"])
-    assert experiment["sheet"]["count"] == len(run["step"]) == 200
+    assert len(run["certified"]) == len(run["met"]) == len(experiment["budgets"]) < 60
+    assert experiment["sheet"]["count"] == len(run["rank"]) == 200
     assert experiment["names"][3] == "three"
-    highest = max(each["risk"][-1] for seed in experiment["runs"].values() for each in seed.values())
-    assert experiment["slider"]["max"] >= 100 * highest
+    assert run["met"][-1][1] == run["examples"]  # the largest budget answers everything
 
 
 def test_names_cannot_break_the_page(tmp_path):
@@ -139,6 +139,7 @@ def test_a_single_row_without_scores_gives_a_report(tmp_path):
     text = write_report(tmp_path, tmp_path / "deep" / "mine.html").read_text()
     assert Page(text).open == []
     assert "one seed" in text
+    assert "not known" not in text
     assert '<section id="operating-point"' not in text
     assert (tmp_path / "deep" / "tables" / "main.md").is_file()
 
@@ -156,10 +157,39 @@ def test_several_experiments_are_averaged(tmp_path):
 
 
 def test_many_thumbnails_are_limited(tmp_path):
-    size = MOST_IMAGES + 50
+    size = MOST_EXAMPLES + 50
     make(tmp_path, methods=("cvp",), seeds=1, examples=size, held_out=60, thumbnails=size)
     experiment = data_of(write_report(tmp_path).read_text())["experiments"][0]
-    assert experiment["sheet"]["count"] == len(experiment["runs"]["0"]["cvp"]["step"]) == MOST_IMAGES
+    assert experiment["sheet"]["count"] == len(experiment["runs"]["0"]["cvp"]["rank"]) == MOST_EXAMPLES
+
+
+def test_the_report_opens_with_what_is_certified(report, made):
+    """The sentence, by hand; and nothing is claimed that lies within noise."""
+    words = " ".join("".join(Page(report.read_text()).words).split())
+    risk = float(re.search(r"At most (\d+) % errors, certified", words)[1]) / 100
+    shares = {}
+    for row in made.rows:
+        if row.method != "stubborn":  # it has one seed only
+            point = certify(made.scores(row), risk)
+            shares.setdefault(row.method, []).append(100 * point.answered / row.examples if point else 0)
+    assert f"CVP answers {np.mean(shares['cvp']):.1f} %, MC-8 {np.mean(shares['mc-8']):.1f} %." in words
+    assert max(map(np.mean, shares.values())) >= 20
+    rival = max(shares.keys() - {"cvp"}, key=lambda method: np.mean(shares[method]))
+    gaps = np.subtract(shares["cvp"], shares[rival])
+    clear = abs(gaps.mean()) > 2 * gaps.std(ddof=1) / math.sqrt(3)
+    assert ("within noise" in words) == (not clear)
+    assert "on the same held-out examples" in words  # the promise does not hold to the letter
+
+
+def test_texts_are_shown_where_data_are_text(tmp_path):
+    results = make(tmp_path, methods=("mean", "cvp"), seeds=1, examples=60, held_out=60, thumbnails=0)
+    results.add_examples(["a <b>fine</b> film", "dull"], ["good", "bad"], row="digits")
+    text = write_report(tmp_path).read_text()
+    experiment = data_of(text)["experiments"][0]
+    assert experiment["texts"] == ["a <b>fine</b> film", "dull"]
+    assert experiment["sheet"] is None
+    assert len(experiment["runs"]["0"]["cvp"]["rank"]) == 2
+    assert "<b>fine" not in text
 
 
 def test_an_unwritable_place_is_named(tmp_path):
