@@ -91,7 +91,7 @@ def test_the_panel_holds_few_numbers(report, made):
     assert len(run["certified"]) == len(run["met"]) == len(experiment["budgets"]) < 60
     assert experiment["sheet"]["count"] == len(run["rank"]) == 200
     assert experiment["names"][3] == "three"
-    assert run["met"][-1][1] == run["examples"]  # the largest budget answers everything
+    assert run["met"][-1][1] > 0.99 * run["examples"]  # the largest budget answers all, or all but the least sure
 
 
 def test_names_cannot_break_the_page(tmp_path):

@@ -15,6 +15,7 @@ from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.evaluation.thresholds import LEVEL, Finder, certify, meet
 from varprop.report import lineup
+from varprop.report.opening import opening
 from varprop.report.style import styles
 from varprop.report.summary import Summary
 
@@ -51,6 +52,7 @@ def _experiment(results: Results, summary: Summary, name: str) -> dict[str, Any]
         "methods": [{"slug": m, "title": method_of(m).title, "role": look[m].role} for m in methods],
         "seeds": list(runs),
         "budgets": budgets,
+        "start": 100 * opened.risk if (opened := opening(results, summary, name)) else 1,
         "sheet": _sheet(examples.images) if examples and examples.images is not None else None,
         "texts": list(examples.texts) if examples else [],
         "names": list(examples.names) if examples else [],

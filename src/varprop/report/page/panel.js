@@ -5,13 +5,12 @@
   const FEW = 60; // examples before "Show all"
   const SIZE = 56; // pixels of a thumbnail
   const ALL = "all";
-  const START = 1; // percent, the budget that is shown first
   const data = JSON.parse(document.getElementById("panel-data").textContent);
   const get = (id) => document.getElementById(id);
   const section = get("operating-point");
   if (!section || !data.experiments.length) return;
   const slider = get("budget");
-  const state = { budget: START, kind: "certified", experiment: null, seed: null, method: null, show: "abstained", all: false };
+  const state = { budget: null, kind: "certified", experiment: null, seed: null, method: null, show: "abstained", all: false };
 
   const percent = (share, digits) => `${(100 * share).toFixed(digits)} %`;
   const count = (value) => (Number.isInteger(value) ? String(value) : value.toFixed(1));
@@ -207,7 +206,7 @@
     fill(get("seed"), seeds, state.seed, seeds.map((seed) => (seed === ALL ? `mean of ${experiment.seeds.length}` : seed)));
     get("seed-label").hidden = seeds.length < 2;
     fill(get("gallery-method"), methods, state.method, experiment.methods.map((method) => method.title));
-    if (!experiment.budgets.includes(state.budget)) state.budget = START;
+    if (!experiment.budgets.includes(state.budget)) state.budget = experiment.start;
     slider.max = String(experiment.budgets.length - 1);
     slider.value = String(step());
     if (experiment.sheet) section.style.setProperty("--sheet", `url(${experiment.sheet.uri})`);
