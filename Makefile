@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 WORKERS ?= 2
 
 .PHONY: test test-second test-all demo docs lint format wheel bench clean
@@ -19,7 +20,7 @@ test-second: $(STAMP)
 test-all: lint
 	$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/varprop demo
 
 docs: $(STAMP)
@@ -42,6 +43,12 @@ bench: $(STAMP)
 
 clean:
 	rm -rf dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# The demo needs less than the rest.
+$(DEMO): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo]'
+	touch $@
 
 # The stamp is newer than what it was made from, or the packages are installed again.
 $(STAMP): pyproject.toml constraints.txt tests/peers.txt

@@ -17,7 +17,7 @@ from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.cli import shell
 from varprop.cli.demo import demonstrate
 from varprop.cli.references import batches_of, device_named, inputs_of, link_of, model_of, numbers, tried, writable
-from varprop.cli.screen import show, show_points
+from varprop.cli.screen import show, show_opening, show_points
 from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
@@ -41,20 +41,20 @@ CLASSES, REGRESSION = "mean,temperature,mc-8,streamlining,cvp", "mean,mc-8,cvp-a
 LinkName = Annotated[str, typer.Option(help="softmax, sigmoid, mean-field-softmax, probit-sigmoid or gaussian.")]
 
 
-@app.command(epilog="Example: varprop demo --seeds 0-4")
+@app.command(epilog="Example: varprop demo --samples 64")
 def demo(
-    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("results/digits"),
-    seeds: Seeds = "0",
+    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("results/demo"),
+    seeds: Seeds = "0-4",
+    samples: Annotated[int, typer.Option(min=0, help="Also Monte Carlo with so many samples: slower.")] = 0,
     costs: Annotated[bool, typer.Option(help="Also time compiled passes, which takes another minute.")] = False,
 ) -> None:
-    """Train a small ViT on digits with IVON, calibrate, compare the methods, and write a report."""
+    """Train an ordinary network with AdamW, calibrate it with one line, abstain with a guarantee, write a report."""
     started = time.perf_counter()
     console = Console()
-    console.print("[bold]Digits (small ViT)[/bold]: training, calibrating, predicting", highlight=False)
-    chosen = numbers(seeds)
-    show(demonstrate(out, chosen, costs=costs), console)
-    if len(chosen) == 1:
-        console.print("one seed: small differences are noise, --seeds 0-4 shows how large that is", highlight=False)
+    console.print("training with AdamW, calibrating with vp.fit, abstaining with a guarantee", highlight=False)
+    results = demonstrate(out, numbers(seeds), samples=samples, costs=costs)
+    show(results, console)
+    show_opening(results, console)
     _report(out, None, console)
     console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 

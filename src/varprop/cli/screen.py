@@ -12,6 +12,7 @@ from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results, Row
 from varprop.evaluation.thresholds import LEVEL, OperatingPoint, certify, meet
 from varprop.report import lineup, tables
+from varprop.report.opening import opening
 from varprop.report.summary import Summary
 from varprop.report.tables import BEST
 
@@ -29,6 +30,15 @@ def show(results: Results, console: Console) -> None:
             for cells, marks in zip(found.cells.to_numpy(), found.marks.to_numpy(), strict=True):
                 table.add_row(*(Text(c, "bold" if m == BEST else "") for c, m in zip(cells, marks, strict=True)))
             console.print(table)
+
+
+def show_opening(results: Results, console: Console) -> None:
+    """What a report opens with, in words."""
+    summary = Summary(results.rows)
+    for experiment in summary.experiments:
+        found = opening(results, summary, experiment)
+        if found is not None:
+            console.print(f"[bold]{escape(found.text)}[/bold]\n{escape(found.verdict)}", highlight=False)
 
 
 def show_points(results: Results, risk: float, console: Console) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import io
+import re
+import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from varprop.evaluation.methods import method_of
 from varprop.report import lineup
@@ -75,7 +77,14 @@ def _image(drawing: Drawing) -> tuple[str, list[tuple[float, float, str]]]:
     for axes, x, y, text in drawing.spots:
         across, up = fig.transFigure.inverted().transform(axes.transData.transform((x, y)))
         spots.append((round(100 * float(across), 2), round(100 - 100 * float(up), 2), text))
-    return f"data:image/svg+xml;base64,{base64.b64encode(out.getvalue()).decode()}", spots
+    return Markup(f"data:image/svg+xml,{_shortened(out.getvalue().decode())}"), spots
+
+
+def _shortened(svg: str) -> str:
+    """For a URI in double quotes: without comments, metadata and digits that no screen shows."""
+    svg = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(\.\d\d)\d+", r"\1", re.sub(r"\s+", " ", svg)).replace("> <", "><").strip()
+    return urllib.parse.quote(svg, safe="<> /=;,()'+{}*!~@")
 
 
 def _listed(names: Sequence[str]) -> str:
