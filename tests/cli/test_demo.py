@@ -1,11 +1,14 @@
 """The demo, on a few steps of training."""
 
+import gzip
+import struct
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from varprop.cli import app, demo
-from varprop.evaluation.methods import listed
 from varprop.evaluation.results import Results
 
 pytestmark = [
@@ -14,43 +17,72 @@ pytestmark = [
 ]
 
 
+class Here:
+    """A pool of processes that is this process: what a test has changed holds in it."""
+
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    map = staticmethod(map)
+
+
 @pytest.fixture
 def short(monkeypatch, tmp_path):
-    """One epoch of training, a step of calibration, no drawing."""
-    monkeypatch.setattr(demo, "EPOCHS", 1)
-    monkeypatch.setattr(demo, "CALIBRATION", {"epochs": 1})
-    monkeypatch.setattr(demo, "METHODS", tuple(listed("mean,mc-2,cvp")))
+    """Digits, few epochs, a narrow network, no drawing."""
+    monkeypatch.setattr(demo, "FASHION", tmp_path / "nothing")
+    monkeypatch.setattr(demo, "EPOCHS", 15)
+    monkeypatch.setattr(demo, "WIDTH", 32)
+    monkeypatch.setattr(demo, "ProcessPoolExecutor", Here)
     monkeypatch.setattr(app, "write_report", lambda folder, out: folder / "report.html")
     monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
-def test_rows_table_and_report(varprop, short):
-    found = varprop("demo", "--seeds", "3")
-    assert found.code == 0, found.err
-    results = Results("results/digits")
-    assert [(row.method, row.seed) for row in results.rows] == [("mean", 3), ("mc-2", 3), ("cvp", 3)]
-    assert {row.examples for row in results.rows} == {demo.SIZES[2]}
-    assert results.examples("digits").images.shape[1:] == (8, 8)
-    assert "report: results/digits/report.html" in found.out
-    assert all(title in found.out for title in ("mean", "MC-2", "CVP", "AURC"))
-    assert "it/s" not in found.err, "a progress bar where there is no terminal"
-    assert "examples/s" not in found.err
-
-
-def test_costs_are_measured_when_they_are_asked_for(varprop, short, monkeypatch):
+def test_rows_table_sentence_and_report(varprop, short, monkeypatch):
     cost = {"plain": 2.0, "sample": 1.0}
     monkeypatch.setattr(demo, "relative_costs", lambda methods, *_: {method.slug: cost for method in methods})
-    assert varprop("demo", "--costs").code == 0
-    assert [row.cost for row in Results("results/digits").rows] == [cost] * 3
+    found = varprop("demo", "--seeds", "3", "--samples", "2", "--costs")
+    assert found.code == 0, found.err
+    results = Results("results/demo")
+    rows = results.rows
+    assert [(row.method, row.seed) for row in rows] == [(m, 3) for m in ("mean", "temperature", "mc-2", "cvp")]
+    assert {(row.row, row.examples) for row in rows} == {("digits", 597)}
+    assert [row.cost for row in rows] == [cost] * 4
+    assert results.examples("digits").images.shape[1:] == (8, 8)
+    assert all(entry["calibrated"] is False for entry in rows[3].fidelity)
+    assert len(results.scores(rows[3])["held_out_confidence"]) == 600  # not the 300 of the calibration
+    out = " ".join(found.out.split())
+    assert "report: results/demo/report.html" in out
+    assert "errors, certified: CVP answers" in out
+    assert "more than two standard errors" in out or "within noise" in out
+    assert "it/s" not in found.err, "a progress bar where there is no terminal"
+    assert "seeds/s" not in found.err
 
 
-def test_without_scikit_learn(refused, monkeypatch):
+def test_without_scikit_learn(refused, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "FASHION", tmp_path / "nothing")
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert "pip install 'varprop[demo]'" in refused("demo")
 
 
-def test_parts_are_disjoint_and_complete():
-    parts = demo.read_digits()
-    assert tuple(len(part.labels) for part in parts) == demo.SIZES
-    assert sum(demo.SIZES) == 1797
-    assert all(part.images.min() == -1 and part.images.max() == 1 for part in parts)
+def test_fashion_mnist_is_taken_where_it_is_installed(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for part, size in (("train", 60_000), ("t10k", 10_000)):
+        head = struct.pack(">IIII", 2051, size, 28, 28)
+        images = np.zeros((size, 784), np.uint8)
+        images[:, 0] = labels = rng.integers(0, 10, size).astype(np.uint8)
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + images.tobytes(), 1))
+        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(head[:8] + labels.tobytes(), 1))
+    data = demo.read_data(tmp_path)
+    for part in (data.train, data.calibration, data.certification, data.test):
+        assert torch.equal(((part.images[:, 0, 0, 0] + 1) * 127.5).round().long(), part.labels)
+        assert float(part.images.min()) == -1
+    assert data.config["images"]["test"] == 10_000

@@ -172,7 +172,8 @@ def test_the_report_opens_with_what_is_certified(report, made):
         if row.method != "stubborn":  # it has one seed only
             point = certify(made.scores(row), risk)
             shares.setdefault(row.method, []).append(100 * point.answered / row.examples if point else 0)
-    assert f"CVP answers {np.mean(shares['cvp']):.1f} %, MC-8 {np.mean(shares['mc-8']):.1f} %." in words
+    said = re.search(r"CVP answers ([\d.]+) %, MC-8 ([\d.]+) %\.", words)
+    assert [float(said[1]), float(said[2])] == pytest.approx([np.mean(shares[m]) for m in ("cvp", "mc-8")], abs=0.051)
     assert max(map(np.mean, shares.values())) >= 20
     rival = max(shares.keys() - {"cvp"}, key=lambda method: np.mean(shares[method]))
     gaps = np.subtract(shares["cvp"], shares[rival])

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.calibration.fitting import fit
-from varprop.calibration.temperature import TemperatureScaled
 from varprop.cli.references import writable
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
@@ -29,6 +28,7 @@ from varprop.evaluation.results import Results
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.prediction.temperature import TemperatureScaled
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts its files."""
@@ -69,8 +69,9 @@ class DataSet:
         return {"title": self.title, "about": about, "certified_on": new, **settings}
 
 
-def read_data(folder: Path = FASHION) -> DataSet:
+def read_data(folder: Path | None = None) -> DataSet:
     """Fashion-MNIST where it is installed, else scikit-learn's digits."""
+    folder = folder or FASHION
     return _fashion(folder) if folder.is_dir() else _digits()
 
 
@@ -82,7 +83,7 @@ def _fashion(folder: Path) -> DataSet:
     )
     images = images.view(-1, 1, 28, 28).float() / 127.5 - 1
     order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))
-    chosen = (*order[:8600].split((3000, 600, 5000)), torch.arange(60_000, 70_000))
+    chosen = (*order[:23_600].split((3000, 600, 20_000)), torch.arange(60_000, 70_000))
     parts = [Part(images[some], labels[some].long()) for some in chosen]
     return DataSet("fashion-mnist", "Fashion-MNIST (small MLP, AdamW)", GARMENTS, *parts)
 
