@@ -31,6 +31,7 @@ NAMES = np.array(["ant", "bee", "cow"])[LABELS]
 Y = X[:, 0] + 0.3 * np.random.default_rng(0).normal(size=120)
 
 
+@pytest.mark.second
 def test_a_classifier():
     quick = NetworkClassifier(epochs=40, procedure=AsItIs(), random_state=0)
     found = make_pipeline(StandardScaler(), quick).fit(X, NAMES)

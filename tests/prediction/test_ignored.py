@@ -50,7 +50,9 @@ def test_single_labels_of_many(net, link):
     "settings",
     [
         pytest.param({"scales": ()}, id="temperature"),
-        pytest.param({"procedure": vp.FixedEpochs(epochs=1, batch_size=500)}, id="fixed epochs"),
+        pytest.param(
+            {"procedure": vp.FixedEpochs(epochs=1, batch_size=500)}, id="fixed epochs", marks=pytest.mark.second
+        ),
         pytest.param({}, id="scales", marks=pytest.mark.second),
     ],
 )
