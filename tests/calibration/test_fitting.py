@@ -70,6 +70,7 @@ def test_fit_is_propagate_and_calibrate():
     assert given.net.var["0.weight"].unique().item() == 0.25
 
 
+@pytest.mark.second
 def test_a_predictor_without_variance():
     """The network is underconfident: variance cannot help, and what is left predicts all the same."""
     torch.manual_seed(0)

@@ -18,12 +18,17 @@ from varprop.prediction.stored import LINKS
 MODEL = nn.Linear(4, 3)
 
 
-def predictor(**options):
+def uncaptured(**options):
+    """Loaded in no time, because no call is to be captured again."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3).eval()
-    net = vp.propagate(model, posterior_of(model, 0.1))
-    net.capture(torch.randn(2, 4))
-    return vp.Propagated(net, **options)
+    return vp.Propagated(vp.propagate(model, posterior_of(model, 0.1)), **options)
+
+
+def predictor(**options):
+    found = uncaptured(**options)
+    found.net.capture(torch.randn(2, 4))
+    return found
 
 
 def edit(folder, **changes):
@@ -88,7 +93,7 @@ def test_the_network_alone(tmp_path):
 
 
 def test_another_link_may_be_given(tmp_path):
-    predictor(link=vp.links.Sigmoid()).save_pretrained(tmp_path)
+    uncaptured(link=vp.links.Sigmoid()).save_pretrained(tmp_path)
     assert vp.load(tmp_path, MODEL, link=vp.links.Softmax()).link == vp.links.Softmax()
 
 
@@ -96,7 +101,7 @@ def test_a_link_of_ones_own_must_be_given_again(tmp_path):
     class Mine(vp.links.Sigmoid):
         pass
 
-    predictor(link=Mine()).save_pretrained(tmp_path)
+    uncaptured(link=Mine()).save_pretrained(tmp_path)
     assert "a link that is not varprop's own, Mine: give link=" in reason(tmp_path)
     assert type(vp.load(tmp_path, MODEL, link=Mine()).link) is Mine
 
@@ -117,7 +122,7 @@ def test_a_link_of_ones_own_must_be_given_again(tmp_path):
     ],
 )
 def test_links_that_make_no_sense(tmp_path, link, expected):
-    predictor().save_pretrained(tmp_path)
+    uncaptured().save_pretrained(tmp_path)
     edit(tmp_path, link=link)
     assert expected in reason(tmp_path)
 
@@ -128,22 +133,16 @@ def test_folders_that_hold_nothing(tmp_path):
 
 
 def _without_weights(folder):
-    predictor().save_pretrained(folder)
+    uncaptured().save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     return reason(folder)
 
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(40) % 3
+TARGETS = torch.randn(40, 3, generator=torch.Generator().manual_seed(2))
+YES = (TARGETS > 0).float()
 PROMISE = Guarantee(0.4, risk=0.1, level=0.95, coverage=0.75, empirical_risk=0.05, bound=0.09, answered=30, examples=40)
-
-
-def regression(base):
-    return vp.Propagated(base.net, link=vp.links.Gaussian(0.3))
-
-
-def several(base):
-    return vp.Propagated(base.net, link=vp.links.Sigmoid())
 
 
 @pytest.mark.parametrize(
@@ -153,16 +152,15 @@ def several(base):
         lambda p: vp.MeanNetwork(p.net.lifting.model),
         lambda p: vp.MeanNetwork(p.net.lifting.model, vp.Posterior.isotropic(nn.Linear(4, 3))),
         lambda p: vp.MonteCarlo(p.net.lifting.model, posterior_of(p.net.lifting.model, 0.1), 3, seed=5),
-        lambda p: vp.TemperatureScaled(p).fit((X, LABELS)),
-        lambda p: vp.TemperatureScaled(vp.MeanNetwork(p.net.lifting.model), 2.0),
+        lambda p: vp.TemperatureScaled(vp.MeanNetwork(p.net.lifting.model)).fit((X, LABELS)),
         lambda p: vp.Selective(vp.TemperatureScaled(p, 2.0), guarantee=PROMISE),
-        lambda p: vp.Selective(p, guarantee=replace(PROMISE, threshold=-math.inf)),
-        lambda p: vp.Conformal(regression(p)).fit((X, torch.randn(40, 3))),
-        lambda p: vp.PerLabel(several(p)).fit((X, (torch.randn(40, 3) > 0).float())),
+        lambda p: vp.Selective(vp.MeanNetwork(p.net.lifting.model), guarantee=replace(PROMISE, threshold=-math.inf)),
+        lambda p: vp.Conformal(vp.MeanNetwork(p.net.lifting.model, link=vp.links.Gaussian(0.3))).fit((X, TARGETS)),
+        lambda p: vp.PerLabel(vp.MeanNetwork(p.net.lifting.model, link=vp.links.Sigmoid())).fit((X, YES)),
     ],
 )
 def test_every_predictor_comes_back(tmp_path, wrap):
-    saved = wrap(predictor())
+    saved = wrap(uncaptured())
     saved.save_pretrained(tmp_path)
     json.loads((tmp_path / "config.json").read_text(), parse_constant=pytest.fail)  # no -Infinity, which is no JSON
     loaded = vp.load(tmp_path, MODEL)
@@ -186,7 +184,7 @@ def test_predictors_that_cannot_be_saved_or_loaded(tmp_path):
 
     with pytest.raises(NetworkFileError, match="a Mine is not one of varprop's own predictors, and cannot be saved"):
         Mine().save_pretrained(tmp_path / "mine")
-    vp.Selective(predictor(), score=vp.scores.entropy, guarantee=PROMISE).save_pretrained(tmp_path)
+    vp.Selective(uncaptured(), score=vp.scores.entropy, guarantee=PROMISE).save_pretrained(tmp_path)
     assert "it abstains by a score of its own, entropy: give it as score=" in reason(tmp_path)
     assert vp.load(tmp_path, MODEL, score=vp.scores.entropy).score is vp.scores.entropy
     inner = {"kind": "Propagated"}
@@ -205,7 +203,7 @@ def test_predictors_that_cannot_be_saved_or_loaded(tmp_path):
 
 def test_folders_of_version_0_1(tmp_path):
     """They name no predictor, no calibration and no classes."""
-    saved = predictor(link=vp.links.Sigmoid())
+    saved = uncaptured(link=vp.links.Sigmoid())
     saved.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for name in ("predictor", "classes", "processor", "calibration", "temperature"):
@@ -215,7 +213,7 @@ def test_folders_of_version_0_1(tmp_path):
 
 
 def test_the_model_card(tmp_path):
-    base = predictor()
+    base = uncaptured()
     base.net.calibration = Calibration("width", {"plain": 0.9, "width": 0.8}, 0.1, None, 500, True, 10.0)
     saved = vp.Selective(vp.Propagated(base.net, classes=["ant", "bee", "c|t"]), guarantee=PROMISE)
     evaluation = vp.evaluate(saved, (X, LABELS), progress=False)
