@@ -44,6 +44,8 @@ class Case:
     mean_scales: tuple[float, ...] = (1e-3, 1.0, 1e3)
     var_scales: tuple[float, ...] = (1e-8, 1e-3, 1.0, 1e2)
     kind: Kind = Kind.CURVED
+    complex_args: tuple[int, ...] = ()
+    """Places of arguments whose last dim is real and imaginary part; complex results are turned to such pairs, too."""
 
     @property
     def name(self) -> str:
@@ -75,11 +77,15 @@ class Case:
 
     def run(self) -> list[Any]:
         """The op's own results; there must be nothing random left."""
-        return results(self.op(*self.args, **self.kwargs))
+        return self._call(self.op)
 
     def apply(self, rules: vp.RuleSet) -> list[Any]:
         """The results of the op's rule."""
-        return results(rules[self.op](*self.args, **self.kwargs))
+        return self._call(rules[self.op])
+
+    def _call(self, function: Callable[..., Any]) -> list[Any]:
+        args = [_complex(arg) if i in self.complex_args else arg for i, arg in enumerate(self.args)]
+        return [_pairs(result) for result in results(function(*args, **self.kwargs))]
 
 
 Affine = functools.partial(Case, kind=Kind.AFFINE)
@@ -88,6 +94,16 @@ Certain = functools.partial(Case, kind=Kind.CERTAIN)
 
 def results(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) and not is_random(value) else [value]
+
+
+def _complex(x: Any) -> Any:
+    return Moments(*map(torch.view_as_complex, x)) if is_random(x) else torch.view_as_complex(x)
+
+
+def _pairs(x: Any) -> Any:
+    if is_random(x):
+        return Moments(*map(_pairs, x))
+    return torch.view_as_real(x.resolve_conj()) if isinstance(x, Tensor) and x.is_complex() else x
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
@@ -142,6 +158,8 @@ def arithmetic() -> Iterator[Case]:
     yield Affine(aten.rsub.Scalar, (x, 2.5, 2), note="alpha")
     yield Affine(aten.rsub.Tensor, (x, row), {"alpha": 2})
     yield Affine(aten.neg.default, (x,))
+    yield Affine(aten._neg_view.default, (x,))
+    yield Affine(aten.resolve_neg.default, (x,))
     yield Affine(aten.mul.Tensor, (x, y))
     yield Affine(aten.mul.Tensor, (s.random(3, 1), s.random(1, 4)), note="broadcast")
     yield Affine(aten.mul.Tensor, (c, row), note="constant first")
@@ -809,6 +827,44 @@ def several() -> Iterator[Case]:
     yield Case(aten.addcdiv.default, (x, y, z), {"value": 0.5}, **narrow)
 
 
+def complex_numbers() -> Iterator[Case]:
+    s = Source("complex numbers")
+    real, z, w, c = s.random(3, 6), s.random(3, 6, 2), s.random(6, 2), s.constant(3, 6, 2)
+    both, first, second = {"complex_args": (0, 1)}, {"complex_args": (0,)}, {"complex_args": (1,)}
+    for size in (5, 6):  # with and without a highest frequency
+        line = s.random(3, size)
+        for onesided in (True, False):
+            yield Affine(aten._fft_r2c.default, (line, [1], 0, onesided), note=f"{size}, onesided {onesided}")
+        yield Affine(aten._fft_c2r.default, (s.random(2, size // 2 + 1, 2), [1], 2, size), **first, note=f"{size}")
+    plane = s.random(2, 4, 3, 5)
+    yield Affine(aten._fft_r2c.default, (plane, [1, 3], 1, True), note="two dims")
+    yield Affine(aten._fft_c2r.default, (s.random(2, 4, 3, 2), [0, 1], 1, 7), **first, note="two dims")
+    for forward in (True, False):
+        yield Affine(aten._fft_c2c.default, (s.random(2, 3, 5, 2), [1, 2], 2, forward), **first, note=f"{forward}")
+    for op in (aten._conj, aten.conj_physical, aten.resolve_conj):
+        yield Affine(op.default, (z,), **first)
+    yield Affine(aten.view_as_real.default, (z,), **first)
+    yield Affine(aten.view_as_complex.default, (z,))
+    yield Affine(aten.complex.default, (real, s.random(6)))
+    yield Affine(aten.complex.default, (s.constant(3, 6), real), note="constant")
+    yield Affine(aten.add.Tensor, (z, w), {"alpha": 2}, **both, note="complex")
+    yield Affine(aten.sub.Tensor, (real, w), **second, note="real and complex")
+    yield Affine(aten.mul.Tensor, (z, w), **both, note="complex")
+    yield Affine(aten.mul.Tensor, (z, c), **both, note="complex constant")
+    yield Affine(aten.mul.Tensor, (c, w), **both, note="complex constant first")
+    yield Affine(aten.mul.Tensor, (real, c), **second, note="real by complex constant")
+    yield Affine(aten.mul.Tensor, (z, real), **first, note="complex by real")
+    yield Affine(aten.mul.Tensor, (z, 2 - 1j), **first, note="complex number")
+    yield Affine(aten.div.Tensor, (z, c), **both, note="complex constant")
+    yield Affine(aten.matmul.default, (s.random(3, 4, 2), s.random(4, 2, 2)), **both, note="complex")
+    yield Affine(aten.mean.dim, (z, [1]), **first, note="complex")
+    yield Affine(aten._to_copy.default, (real,), {"dtype": torch.complex128}, note="to complex")
+    near = {"mean_scales": (1.0,), "var_scales": (1e-8, 1e-3, 1.0)}
+    far = Moments(2.0 + 0.2 * s.constant(3, 4, 2), 4e-4 * s.positive(3, 4, 2))
+    yield Case(functions.modulus, (far,), **near, **first)
+    yield Case(functions.argument, (far,), **near, **first)
+
+
 def order() -> Iterator[Case]:
     s = Source("order")
     x = s.apart(3, 4, 5)
@@ -838,6 +894,7 @@ FAMILIES = (
     structural,
     scatter,
     several,
+    complex_numbers,
     order,
 )
 CASES: list[Case] = [case for family in FAMILIES for case in family()]

@@ -55,6 +55,7 @@ def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
     reached = reachable(captured.graph, random)
     _experts(captured)
     _windows(captured)
+    _polar(captured)
     _norms(captured, reached)
     _residual_linear(captured, reached)
     _chains(captured, reachable(captured.graph, random))
@@ -87,6 +88,19 @@ def _windows(captured: Captured) -> None:
     for node in captured.graph.find_nodes(op="call_function", target=aten.as_strided.default):
         if node.args[0].meta["val"].is_contiguous() and not node.kwargs:
             node.target = functions.spread
+
+
+def _polar(captured: Captured) -> None:
+    """Lengths and angles of complex numbers are other functions than those of real ones."""
+    polar = {aten.abs.default: functions.modulus, aten.angle.default: functions.argument}
+    for node in captured.ops():
+        if node.target in polar and _is_complex(node.args[0]):
+            node.target = polar[node.target]
+
+
+def _is_complex(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 # --- norms ---------------------------------------------------------------------------------------
@@ -274,7 +288,8 @@ def _chains(captured: Captured, reached: set[fx.Node]) -> None:
 
 
 def _is_elementwise(node: fx.Node) -> bool:
-    return node.target in DERIVATIVES or _is_transparent(node)
+    real = not any(map(_is_complex, (node, *node.all_input_nodes)))
+    return real and (node.target in DERIVATIVES or _is_transparent(node))
 
 
 def _shape(node: fx.Node) -> Any:

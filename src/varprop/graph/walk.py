@@ -73,7 +73,8 @@ class Walk:
         rule = self.rules.get(op)
         if rule is None or not rule.factored:
             args, kwargs = spread((args, kwargs))
-        result = NotImplemented if rule is None else _use(rule, node, args, kwargs)
+        able = rule is not None and (rule.takes_complex or not _has_complex((args, kwargs)))
+        result = _use(rule, node, args, kwargs) if rule is not None and able else NotImplemented
         if result is NotImplemented:
             args, kwargs = spread((args, kwargs))
             return None, _without_rule(op(*mean_args(args), **mean_args(kwargs)), _nothing((args, kwargs)))
@@ -144,6 +145,10 @@ def _nothing(value: Any) -> Tensor:
         var = item.var.real if item.var.is_complex() else item.var
         total = total.to(var.device) + 0 * var.sum()
     return total
+
+
+def _has_complex(value: Any) -> bool:
+    return tree_any(lambda item: is_random(item) and item.mean.is_complex(), value, is_leaf=is_random)
 
 
 def has_moments(value: Any) -> bool:

@@ -10,6 +10,7 @@ from varprop.rules.activation import ACTIVATION
 from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
 from varprop.rules.composite import COMPOSITE
+from varprop.rules.fourier import FOURIER
 from varprop.rules.grid import GRID
 from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
@@ -38,6 +39,7 @@ CVP = RuleSet(
     MAX_POOLING,
     STRUCTURAL,
     SCATTER,
+    FOURIER,
     GRID,
     ORDER,
     PARTIAL_TANGENTS,

@@ -29,7 +29,7 @@ def second_moment(x: Any) -> Any:
     return x.mean * x.mean + x.var if is_random(x) else x * x
 
 
-@rule(aten.add.Tensor, aten.add.Scalar, approximation=None)
+@rule(aten.add.Tensor, aten.add.Scalar, approximation=None, takes_complex=True)
 def add(x: Any, y: Any, alpha: float = 1) -> Any:
     """z = x + αy. Variances add: Σz = Σx + α² Σy. Exact."""
     mean = torch.add(mean_of(x), mean_of(y), alpha=alpha) if alpha != 1 else mean_of(x) + mean_of(y)
@@ -39,19 +39,19 @@ def add(x: Any, y: Any, alpha: float = 1) -> Any:
     return expanded(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
-@rule(aten.sub.Tensor, aten.sub.Scalar, approximation=None)
+@rule(aten.sub.Tensor, aten.sub.Scalar, approximation=None, takes_complex=True)
 def subtract(x: Any, y: Any, alpha: float = 1) -> Any:
     """z = x − αy. Exact."""
     return add(x, y, alpha=-alpha)
 
 
-@rule(aten.rsub.Scalar, aten.rsub.Tensor, approximation=None)
+@rule(aten.rsub.Scalar, aten.rsub.Tensor, approximation=None, takes_complex=True)
 def reverse_subtract(x: Any, y: Any, alpha: float = 1) -> Any:
     """z = y − αx. Exact."""
     return add(y, x, alpha=-alpha)
 
 
-@rule(aten.neg.default, approximation=None)
+@rule(aten.neg.default, aten._neg_view.default, approximation=None, takes_complex=True)
 def negate(x: Moments) -> Moments:
     """y = −x. Exact."""
     return Moments(-x.mean, x.var)
@@ -62,6 +62,8 @@ def bilinear(op: Callable[..., Tensor], x: Any, y: Any) -> Any:
 
     μz = op(μx, μy)        Σz = op(Σx, E[y²]) + op(μx², Σy)
     """
+    if is_complex(x) or is_complex(y):
+        return _complex_bilinear(op, x, y)
     mean = op(mean_of(x), mean_of(y))
     parts = [op(x.var, second_moment(y))] if is_random(x) else []
     if is_random(y):
@@ -69,7 +71,30 @@ def bilinear(op: Callable[..., Tensor], x: Any, y: Any) -> Any:
     return expanded(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
-@rule(aten.mul.Tensor, aten.mul.Scalar, approximation=None)
+def is_complex(x: Any) -> bool:
+    value = mean_of(x)
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    """Real and imaginary part, the latter None if x is real."""
+    if not is_complex(x):
+        return x, None
+    return (Moments(x.mean.real, x.var.real), Moments(x.mean.imag, x.var.imag)) if is_random(x) else (x.real, x.imag)
+
+
+def _complex_bilinear(op: Callable[..., Tensor], x: Any, y: Any) -> Moments:
+    """(a + ib)(c + id) = ac − bd + i(ad + bc), the variance of each part that of independent a, b, c, d."""
+    (a, b), (c, d) = _parts(x), _parts(y)
+
+    def var(*pairs: tuple[Any, Any]) -> Tensor:
+        terms = [bilinear(op, *pair).var for pair in pairs if pair[0] is not None and pair[1] is not None]
+        return sum(terms[1:], terms[0])
+
+    return expanded(op(mean_of(x), mean_of(y)), torch.complex(var((a, c), (b, d)), var((a, d), (b, c))))
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar, approximation=None, takes_complex=True)
 def multiply(x: Any, y: Any) -> Any:
     """z = x·y: Σz = Σx E[y²] + μx² Σy. Exact."""
     return bilinear(torch.mul, x, y)
@@ -79,11 +104,17 @@ def _linearised_divisor(_: Any, y: Any) -> str | None:
     return "the random divisor is linearised, error O(Σy/μy²)" if is_random(y) else None
 
 
-@rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, approximation=_linearised_divisor)
+@rule(
+    *(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor),
+    approximation=_linearised_divisor,
+    takes_complex=True,
+)
 def divide(x: Any, y: Any) -> Any:
     """z = x/y: a constant divisor is a factor. Σz = (Σx + (μx/μy)² Σy)/μy²"""
     if not is_random(y):
-        return Moments(x.mean / y, x.var / (y * y))
+        return multiply(x, 1 / y) if is_complex(y) else Moments(x.mean / y, x.var / (y * y))
+    if is_complex(x) or is_complex(y):
+        return NotImplemented
     ratio = mean_of(x) / y.mean
     var = ratio * ratio * y.var
     return expanded(ratio, (var + x.var if is_random(x) else var) / (y.mean * y.mean))

@@ -48,3 +48,13 @@ def grouped_matmul(op: Callable[..., Tensor], x: Tensor, weight: Tensor, offsets
 def spread(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
     """``as_strided`` of a tensor that is contiguous: windows that overlap."""
     return x.contiguous().as_strided(size, stride, offset)
+
+
+def modulus(z: Tensor) -> Tensor:
+    """|a + ib| = √(a² + b²)."""
+    return z.abs()
+
+
+def argument(z: Tensor) -> Tensor:
+    """The angle of a + ib."""
+    return z.angle()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from varprop.moments import Moments, is_random
+from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, subtract
 from varprop.rules.derivative import DELTA
 from varprop.rules.normal import promote, restore
@@ -121,6 +122,11 @@ def length_rules(second: float, *, root: str, name: str) -> RuleSet:
         square = sum_of_squares(promote(x, torch.float32), dims, keepdim, second)
         return restore(root_of_square(square, second), like=x) if ord == 2 else NotImplemented
 
+    @rule(functions.modulus, approximation=root, mixes=True, takes_complex=True)
+    def modulus(z: Moments) -> Any:
+        """√(a² + b²)."""
+        return vector_norm(Moments(*map(torch.view_as_real, z)), 2, [-1])
+
     @rule(aten.cdist.default, approximation=of_difference, mixes=True)
     def pairwise(x: Any, y: Any, p: float = 2.0, *_: Any) -> Any:
         """‖xᵢ − yⱼ‖ for all i, j."""
@@ -147,7 +153,7 @@ def length_rules(second: float, *, root: str, name: str) -> RuleSet:
         return restore(Moments(c.squeeze(dim), var.sum(dim)), like=like)
 
     spreads = spread_rules("var", second, None), spread_rules("std", second, root)
-    return RuleSet(vector_norm, *spreads, pairwise, distance, cosine_similarity, name=name)
+    return RuleSet(vector_norm, modulus, *spreads, pairwise, distance, cosine_similarity, name=name)
 
 
 def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:

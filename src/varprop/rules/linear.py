@@ -54,8 +54,11 @@ def _convolution(op: Callable[..., Tensor]) -> Rule:
     return convolution
 
 
+CONJUGATING = (aten.vdot.default, aten.linalg_vecdot.default)
+
+
 def _bilinear(op: Callable[..., Tensor]) -> Rule:
-    @rule(op, approximation=None, mixes=True)
+    @rule(op, approximation=None, mixes=True, takes_complex=op not in CONJUGATING)
     def product(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
         """z = Σ_k x_k y_k: Σz = op(Σx, E[y²]) + op(μx², Σy). Exact."""
         return bilinear(lambda x, y: op(x, y, *args, **kwargs), x, y)
@@ -89,7 +92,7 @@ def bilinear_layer(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
     return summed if bias is None else add(summed, bias)
 
 
-@rule(aten.einsum.default, approximation=None, mixes=True)
+@rule(aten.einsum.default, approximation=None, mixes=True, takes_complex=True)
 def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
     """A sum of products of one or two tensors. Exact."""
     if len(operands) == 1:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from varprop.moments import Moments, is_random, mean_of
+from varprop.rules import functions
 from varprop.rules.arithmetic import expanded
 from varprop.rules.derivative import DELTA
 from varprop.rules.normal import promote, restore
@@ -69,4 +70,18 @@ def partial_tangent(op: Op) -> Rule:
     return delta
 
 
-PARTIAL_TANGENTS = RuleSet(*map(partial_tangent, PARTIAL), name="functions of several tensors")
+ARC_TANGENT = partial_tangent(aten.atan2.default)
+
+
+@rule(functions.argument, approximation=DELTA, takes_complex=True)
+def argument(z: Moments) -> Any:
+    """The angle of a + ib, that of (a, b)."""
+    return ARC_TANGENT(Moments(z.mean.imag, z.var.imag), Moments(z.mean.real, z.var.real))
+
+
+PARTIAL_TANGENTS = RuleSet(
+    *(partial_tangent(op) for op in PARTIAL if op not in ARC_TANGENT.ops),
+    ARC_TANGENT,
+    argument,
+    name="functions of several tensors",
+)

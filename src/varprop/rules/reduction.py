@@ -25,20 +25,20 @@ def dims_of(ndim: int, dim: Any) -> list[int]:
     return sorted((d % ndim for d in dims), reverse=True)
 
 
-@rule(aten.sum.default, aten.sum.dim_IntList, approximation=None, mixes=True)
+@rule(aten.sum.default, aten.sum.dim_IntList, approximation=None, mixes=True, takes_complex=True)
 def total(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """Σ_i x_i: variances add. Exact."""
     return Moments(*(part.sum(dim, keepdim, dtype=dtype) for part in x))
 
 
-@rule(aten.mean.default, aten.mean.dim, approximation=None, mixes=True)
+@rule(aten.mean.default, aten.mean.dim, approximation=None, mixes=True, takes_complex=True)
 def average(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """(1/n) Σ_i x_i: Σ = (1/n²) Σ_i v_i. Exact."""
     mean, var = (part.mean(dim, keepdim, dtype=dtype) for part in x)
     return Moments(mean, var / math.prod(x.mean.shape[d] for d in dims_of(x.mean.ndim, dim)))
 
 
-@rule(aten.cumsum.default, approximation=None, mixes=True)
+@rule(aten.cumsum.default, approximation=None, mixes=True, takes_complex=True)
 def cumulate(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """Running sums: variances add. Exact."""
     return Moments(x.mean.cumsum(dim, dtype=dtype), x.var.cumsum(dim, dtype=dtype))

@@ -38,6 +38,8 @@ class Rule:
     """Does a calibration scale sit on the variance of the op's first argument?"""
     factored: bool = False
     """Does it take factored variances as they are? Others get them multiplied out."""
+    takes_complex: bool = False
+    """Does it know complex moments? Their variance is that of the real part, plus i times that of the imaginary one."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -57,6 +59,7 @@ def rule(
     mixes: bool = False,
     scaled: bool = False,
     factored: bool = False,
+    takes_complex: bool = False,
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Make a function the rule of one or several ops: ``@rule(aten.relu.default, approximation=None)``.
 
@@ -64,7 +67,7 @@ def rule(
     """
     if not ops or not all(callable(op) for op in ops):
         raise RuleError("rule() takes the ops it is for, e.g. @rule(torch.ops.aten.relu.default)")
-    return lambda function: Rule(ops, function, approximation, mixes, scaled, factored)
+    return lambda function: Rule(ops, function, approximation, mixes, scaled, factored, takes_complex)
 
 
 class RuleSet(Mapping[Op, Rule]):

@@ -27,7 +27,7 @@ def var_args(value: Any) -> Any:
     if is_random(value):
         return value.var
     if isinstance(value, Tensor):
-        return torch.zeros_like(value) if value.is_floating_point() else value
+        return torch.zeros_like(value) if value.is_floating_point() or value.is_complex() else value
     if isinstance(value, list) and any(map(is_random, value)):
         # Tensors to be joined, as in cat: integers among them are values, not indices.
         return [item.var if is_random(item) else torch.zeros_like(item) for item in value]
@@ -50,7 +50,7 @@ def structural(*ops: Op, run: Callable[..., Any] | None = None, mixes: bool = Fa
     """Declare ops structural. ``run`` stands in for an op that relies on the strides of its input."""
 
     def declare(op: Op) -> Rule:
-        @rule(op, approximation=None, mixes=mixes)
+        @rule(op, approximation=None, mixes=mixes, takes_complex=True)
         def rearrange(*args: Any, **kwargs: Any) -> Any:
             """Entries move, mean and variance alike. Exact."""
             function = run or op
@@ -66,18 +66,22 @@ def _target_dtype(x: Any, *args: Any, dtype: torch.dtype | None = None, **_: Any
     return target.dtype if isinstance(target, Tensor) else target or mean_of(x).dtype
 
 
+def _keeps(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _rounding(*args: Any, **kwargs: Any) -> str | None:
-    return None if _target_dtype(*args, **kwargs).is_floating_point else DECIDED
+    return None if _keeps(_target_dtype(*args, **kwargs)) else DECIDED
 
 
-@rule(aten._to_copy.default, aten.to.dtype, aten.type_as.default, approximation=_rounding)
+@rule(aten._to_copy.default, aten.to.dtype, aten.type_as.default, approximation=_rounding, takes_complex=True)
 def cast(x: Any, *args: Any, **kwargs: Any) -> Any:
     """A change of dtype. Casting to integers stops the variance."""
     mean = mean_of(x).to(_target_dtype(x, *args, **kwargs))
-    return Moments(mean, x.var.to(mean.dtype)) if is_random(x) and mean.is_floating_point() else mean
+    return Moments(mean, x.var.to(mean.dtype)) if is_random(x) and _keeps(mean.dtype) else mean
 
 
-@rule(aten.copy.default, aten.fill.Tensor, approximation=None)
+@rule(aten.copy.default, aten.fill.Tensor, approximation=None, takes_complex=True)
 def copy(x: Any, source: Any, *_: Any) -> Any:
     """The entries of ``source`` in the shape and dtype of x. Exact."""
     like = mean_of(x)
@@ -85,13 +89,13 @@ def copy(x: Any, source: Any, *_: Any) -> Any:
     return Moments(mean, *var) if var else mean
 
 
-@rule(aten.dropout.default, approximation=None)
+@rule(aten.dropout.default, approximation=None, takes_complex=True)
 def dropout(x: Moments, p: float, train: bool) -> Any:
     """The identity, in evaluation. Exact."""
     return NotImplemented if train and p > 0 else x
 
 
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, approximation=None)
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, approximation=None, takes_complex=True)
 def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
     """Chosen entries become a value of no variance. Exact."""
     if not is_random(x) or is_random(value):
@@ -99,7 +103,7 @@ def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
     return Moments(x.mean.masked_fill(mask, value), x.var.masked_fill(mask, 0.0))
 
 
-@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, approximation=None)
+@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, approximation=None, takes_complex=True)
 def where(condition: Tensor, x: Any, y: Any) -> Moments:
     """Each entry from x or from y. Exact."""
     mean = torch.where(condition, mean_of(x), mean_of(y))
@@ -113,7 +117,7 @@ def nan_to_num(x: Moments, *args: Any, **kwargs: Any) -> Moments:
     return Moments(aten.nan_to_num.default(x.mean, *args, **kwargs), torch.where(x.mean.isfinite(), x.var, 0.0))
 
 
-@rule(aten.pad.default, aten.constant_pad_nd.default, approximation=None)
+@rule(aten.pad.default, aten.constant_pad_nd.default, approximation=None, takes_complex=True)
 def pad(x: Moments, size: list[int], *args: Any, **kwargs: Any) -> Moments:
     """Padding by a value of no variance, or by copies of the border. Exact."""
     mode = args[0] if args and isinstance(args[0], str) else kwargs.get("mode", "constant")
@@ -153,6 +157,8 @@ MOVES = RuleSet(
         aten.permute.default,
         aten.pixel_shuffle.default,
         aten.pixel_unshuffle.default,
+        aten.resolve_conj.default,
+        aten.resolve_neg.default,
         aten.roll.default,
         aten.rot90.default,
         aten.scatter.src,
@@ -172,6 +178,7 @@ MOVES = RuleSet(
         aten.triu.default,
         aten.unbind.int,
         aten.unsqueeze.default,
+        aten.view_as_complex.default,
         aten.vstack.default,
     ),
 )
@@ -200,6 +207,7 @@ COPIES = structural(
     aten.upsample_nearest1d.vec,
     aten.upsample_nearest2d.vec,
     aten.upsample_nearest3d.vec,
+    aten.view_as_real.default,  # the parts of a complex number may share noise
     functions.spread,
 )
 """An entry may go to several places."""
