@@ -152,6 +152,7 @@ SPECTRA = {
     "rotary embedding": rotated,
     "real part": lambda x: torch.fft.fft2(x).real,
     "length": lambda x: torch.fft.rfft(x + 2).abs(),
+    "conjugate": lambda x: torch.fft.fft(x).conj().imag,
     "cast to complex": lambda x: (x.to(torch.complex64) * (1 + 2j)).imag,
     "filter": lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([1 + 1j, 0.5, 0.2]), n=4),
 }
@@ -162,9 +163,9 @@ def test_complex_numbers(function):
     model, x = Call(function), torch.randn(2, 4)
     agrees(network(model), model, x)
     posterior = posterior_of(model, 1e-4)
-    found, sampled = vp.propagate(model, posterior)(x).var, sampled_var(model, posterior, x)
+    found, sampled = vp.propagate(model, posterior)(x).var, sampled_var(model, posterior, x, samples=1000)
     # Each part is exact; noise that entries share is lost by the way back, but not its sum.
-    torch.testing.assert_close(found.sum(), sampled.sum(), rtol=0.1, atol=0)
+    torch.testing.assert_close(found.sum(), sampled.sum(), rtol=0.15, atol=0)
 
 
 def test_complex_functions_without_a_rule_are_refused():
@@ -208,6 +209,17 @@ def test_no_nan_where_the_model_is_finite(function):
     assert bool(found.mean.isfinite().all())
     assert bool(found.var.isfinite().all())
     agrees(network(model), model, x)
+
+
+@pytest.mark.parametrize("rules", [vp.CVP, vp.STREAMLINING], ids=lambda rules: rules.name)
+def test_random_bounds(rules):
+    def bounded(x):
+        below, above = x[:, :1] - 0.2, x[:, 1:2].abs() + 0.1
+        return torch.clamp(x, below, above) + torch.clamp(x, max=above) + torch.zeros(3, 4).clamp_min(below)
+
+    model, x = Call(bounded), torch.randn(3, 4)
+    agrees(network(model, rules=rules), model, x)
+    assert bool((network(model, 1e-3, rules=rules)(x).var > 0).all())
 
 
 # --- entries copied and summed -----------------------------------------------------------------------------

@@ -158,8 +158,6 @@ def arithmetic() -> Iterator[Case]:
     yield Affine(aten.rsub.Scalar, (x, 2.5, 2), note="alpha")
     yield Affine(aten.rsub.Tensor, (x, row), {"alpha": 2})
     yield Affine(aten.neg.default, (x,))
-    yield Affine(aten._neg_view.default, (x,))
-    yield Affine(aten.resolve_neg.default, (x,))
     yield Affine(aten.mul.Tensor, (x, y))
     yield Affine(aten.mul.Tensor, (s.random(3, 1), s.random(1, 4)), note="broadcast")
     yield Affine(aten.mul.Tensor, (c, row), note="constant first")
@@ -458,6 +456,13 @@ def length() -> Iterator[Case]:
     yield Case(norm, (x,), **gamma, note="all dims")
     yield Case(norm, (centred, 2, [1]), bias=0.002, samples=40_000, note="means of 0")
     yield Case(norm, (x, 1, [1]), **exact, note="order 1")
+    far = s.random(3, 4, mean=-4.0)
+    yield Case(norm, (far, torch.inf, [1]), **clark(4), note="largest")
+    yield Case(norm, (far, -torch.inf, [1], True), **clark(4), note="smallest")
+    narrow = Moments(x.mean, 1e-4 * x.var)
+    delta = {"bias": (0.05, 0.02), "mean_scales": (1.0,), "var_scales": (1e-8, 1e-3, 1.0)}
+    yield Case(norm, (narrow, 3.0, [0, 2]), **delta, note="order 3")
+    yield Case(norm, (narrow, 1.5, [-1], True), **delta, note="order 1.5")
     for name in ("var", "std"):
         op, with_mean, loose = getattr(aten, name), getattr(aten, f"{name}_mean"), exact if name == "var" else gamma
         yield Case(op.default, (x,), **loose)
@@ -529,6 +534,7 @@ def reduction() -> Iterator[Case]:
     yield Affine(aten.cumsum.default, (x, 1))
     yield Case(aten.prod.default, (s.random(3, mean=2.0, var=0.1),))
     yield Case(aten.prod.dim_int, (x, 1, True))
+    yield Case(aten.cumprod.default, (x, 1))
     yield Case(aten.prod.dim_int, (x, 0), note="dim 0")
     yield Affine(aten.diff.default, (x, 1, 1))
     comparisons = ("eq", "ne", "gt", "ge", "lt", "le")
@@ -637,6 +643,11 @@ def pooling() -> Iterator[Case]:
     offsets = Moments(torch.tensor([[[[-0.2, 0.1], [0.2, -0.1]]]], dtype=torch.float64), 1e-4 * s.positive(1, 1, 2, 2))
     near = {"bias": 0.02, "mean_scales": (1.0,), "var_scales": (1e-8, 1.0)}
     yield Case(sampler, (s.constant(1, 3, 4, 5), offsets, 0, 0, False), **near, note="random positions")
+    for op in (aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default):
+        yield Affine(op, (x2, [2, 9], False, None, None))
+    yield Affine(aten._upsample_nearest_exact1d.default, (x1, [9]))
+    yield Affine(aten._upsample_nearest_exact2d.default, (x2, [5, 9]))
+    yield Affine(aten._upsample_nearest_exact3d.default, (x3, [3, 7, 6]))
     yield Affine(aten.upsample_linear1d.vec, (x1, None, False, [2.5]))
     yield Affine(aten.upsample_trilinear3d.vec, (x3, [3, 7, 6], True, None))
     yield Affine(aten.upsample_nearest1d.vec, (x1, None, [1.5]))

@@ -58,7 +58,7 @@ def assert_zero_variance_is_the_op_itself(case: Case, rules: vp.RuleSet, dtype: 
 def has_bfloat16(case: Case) -> bool:
     """Torch itself has some kernels for wider types only, and no complex numbers of two halves."""
     return not case.complex_args and not any(
-        name in case.name for name in ("avg_pool3d", "cdist", "grid_sampler", "_fft", "complex")
+        name in case.name for name in ("avg_pool3d", "cdist", "grid_sampler", "_fft", "complex", "_aa")
     )
 
 

@@ -6,6 +6,7 @@ act on the whole, so graphs are rewritten before lifting. Only parts that varian
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,7 @@ def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
     _experts(captured)
     _windows(captured)
     _polar(captured)
+    _random_bounds(captured, reached)
     _norms(captured, reached)
     _residual_linear(captured, reached)
     _chains(captured, reachable(captured.graph, random))
@@ -91,16 +93,45 @@ def _windows(captured: Captured) -> None:
 
 
 def _polar(captured: Captured) -> None:
-    """Lengths and angles of complex numbers are other functions than those of real ones."""
+    """Lengths and angles of complex numbers are other functions than those of real ones; the imaginary part of a
+    conjugate is what torch negates when it is read.
+    """
     polar = {aten.abs.default: functions.modulus, aten.angle.default: functions.argument}
     for node in captured.ops():
         if node.target in polar and _is_complex(node.args[0]):
-            node.target = polar[node.target]
+            node.target = polar[node.target]  # type: ignore[index]
+        elif node.target is aten._neg_view.default:
+            node.target = aten.neg.default
 
 
 def _is_complex(node: Any) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+LARGER, SMALLER = ("min", aten.maximum.default), ("max", aten.minimum.default)
+BOUNDED: dict[Any, tuple[tuple[str, Any], ...]] = {
+    aten.clamp.Tensor: (LARGER, SMALLER),
+    aten.clamp_min.Tensor: (LARGER,),
+    aten.clamp_max.Tensor: (SMALLER,),
+}
+
+
+def _random_bounds(captured: Captured, reached: set[fx.Node]) -> None:
+    """A clamp whose bounds are random is a maximum and a minimum of two random numbers."""
+    for node in captured.ops():
+        x, *given = node.args
+        if node.target not in BOUNDED or not any(bound in reached for bound in (*given, *node.kwargs.values())):
+            continue
+        for (name, op), bound in itertools.zip_longest(BOUNDED[node.target], given):
+            limit: Any = node.kwargs.get(name, bound)
+            if limit is not None:
+                with captured.graph.inserting_before(node):
+                    value = op(x.meta["val"], limit.meta["val"])  # type: ignore[union-attr]
+                    x = captured.graph.call_function(op, (x, limit))
+                    x.meta = node.meta | {"val": value}
+                    reached.add(x)
+        _exchange(captured, node, x)  # type: ignore[arg-type]
 
 
 # --- norms ---------------------------------------------------------------------------------------
@@ -405,6 +436,11 @@ def _replace(captured: Captured, node: fx.Node, target: Any, args: Any, kwargs: 
         if source.meta["val"].dtype != node.meta["val"].dtype:  # casts inside a chain were seen through
             new = graph.call_function(aten._to_copy.default, (new,), {"dtype": node.meta["val"].dtype})
             new.meta = dict(node.meta)
+    _exchange(captured, node, new)
+
+
+def _exchange(captured: Captured, node: fx.Node, new: fx.Node) -> None:
+    """``new`` for ``node``, wherever it is used or marked."""
     node.replace_all_uses_with(new)
     for marks in (captured.module_inputs, captured.module_outputs):
         marks.update({path: new for path, marked in marks.items() if marked is node})

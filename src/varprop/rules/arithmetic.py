@@ -51,7 +51,7 @@ def reverse_subtract(x: Any, y: Any, alpha: float = 1) -> Any:
     return add(y, x, alpha=-alpha)
 
 
-@rule(aten.neg.default, aten._neg_view.default, approximation=None, takes_complex=True)
+@rule(aten.neg.default, approximation=None, takes_complex=True)
 def negate(x: Moments) -> Moments:
     """y = −x. Exact."""
     return Moments(-x.mean, x.var)

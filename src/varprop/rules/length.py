@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from varprop.moments import Moments, is_random
 from varprop.rules import functions
-from varprop.rules.arithmetic import add, as_moments, subtract
+from varprop.rules.arithmetic import add, as_moments, negate, subtract
 from varprop.rules.derivative import DELTA
 from varprop.rules.normal import promote, restore
 from varprop.rules.piecewise import absolute
-from varprop.rules.reduction import average, dims_of, total
+from varprop.rules.reduction import CLARK, average, dims_of, largest_over, total
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
@@ -101,11 +102,25 @@ def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
     return RuleSet(spread, overall, along, along_with_mean, spread_with_mean)
 
 
-def length_rules(second: float, *, root: str, name: str) -> RuleSet:
-    """Rules of lengths and spreads; ``second`` weighs what is of second order, ``root`` says what a root neglects."""
+def power_length(x: Moments, order: float, dims: list[int], keepdim: bool) -> Moments:
+    """y = (Σ |x|ᵖ)^(1/p), p > 1, linearised: ∂y/∂x = ±(|x|/y)ᵖ⁻¹."""
+    length = torch.linalg.vector_norm(x.mean, order, dims, keepdim=True)
+    slope = (x.mean.abs() / torch.where(length > 0, length, 1.0)) ** (order - 1)
+    var = (slope.square() * x.var).sum(dims, keepdim)
+    return Moments(length if keepdim else length.squeeze(dims), var)
+
+
+def length_rules(
+    second: float, over: Callable[[Moments, list[int], bool], Moments], *, root: str, many: str, name: str
+) -> RuleSet:
+    """Rules of lengths and spreads; ``second`` weighs what is of second order, ``root`` says what a root neglects.
+    ``over`` is a maximum over dims, of which ``many`` says what it neglects.
+    """
 
     def of_order(x: Any, ord: float = 2, *_: Any, **__: Any) -> str | None:
-        return root if ord == 2 or not second else None
+        if ord in (1, 2):
+            return root if ord == 2 or not second else None
+        return f"{many}; |x| is taken as Gaussian, too" if math.isinf(ord) else DELTA
 
     def of_difference(x: Any, y: Any, p: float = 2, *_: Any) -> str | None:
         return of_order(x, p)
@@ -114,13 +129,16 @@ def length_rules(second: float, *, root: str, name: str) -> RuleSet:
     def vector_norm(
         x: Moments, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> Any:
-        """‖x‖ over dims: √Σ x², or Σ |x|."""
+        """‖x‖ over dims: √Σ x², Σ |x|, max |x|, min |x|, or (Σ |x|ᵖ)^(1/p) for p > 1."""
         x = x if dtype is None else Moments(*(part.to(dtype) for part in x))
-        dims = dims_of(x.mean.ndim, dim)
-        if ord == 1:
-            return total(absolute(x) if second else Moments(x.mean.abs(), x.var), dims, keepdim)
-        square = sum_of_squares(promote(x, torch.float32), dims, keepdim, second)
-        return restore(root_of_square(square, second), like=x) if ord == 2 else NotImplemented
+        dims, wide = dims_of(x.mean.ndim, dim), promote(x, torch.float32)
+        if ord == 2:
+            return restore(root_of_square(sum_of_squares(wide, dims, keepdim, second), second), like=x)
+        if ord == 1 or math.isinf(ord):
+            size = absolute(wide) if second else Moments(wide.mean.abs(), wide.var)
+            found = total(size, dims, keepdim) if ord == 1 else _extreme(over, size, dims, keepdim, ord > 0)
+            return restore(found, like=x)
+        return restore(power_length(wide, ord, dims, keepdim), like=x) if ord > 1 else NotImplemented
 
     @rule(functions.modulus, approximation=root, mixes=True, takes_complex=True)
     def modulus(z: Moments) -> Any:
@@ -156,6 +174,12 @@ def length_rules(second: float, *, root: str, name: str) -> RuleSet:
     return RuleSet(vector_norm, modulus, *spreads, pairwise, distance, cosine_similarity, name=name)
 
 
+def _extreme(
+    over: Callable[[Moments, list[int], bool], Moments], x: Moments, dims: list[int], keepdim: bool, largest: bool
+) -> Moments:
+    return over(x, dims, keepdim) if largest else negate(over(negate(x), dims, keepdim))
+
+
 def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:
     """x/‖x‖, the norm frozen."""
     square = (x.mean * x.mean + second * x.var).sum(dim, keepdim=True)
@@ -163,4 +187,4 @@ def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:
     return Moments(x.mean * factor, x.var * factor * factor)
 
 
-LENGTH = length_rules(1.0, root=GAMMA, name="lengths")
+LENGTH = length_rules(1.0, largest_over, root=GAMMA, many=CLARK, name="lengths")

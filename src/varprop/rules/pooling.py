@@ -103,6 +103,8 @@ POOLING = RuleSet(
     _interpolation(aten.upsample_bilinear2d.vec),
     _interpolation(aten.upsample_trilinear3d.vec),
     _interpolation(aten.upsample_bicubic2d.vec),
+    _interpolation(aten._upsample_bilinear2d_aa.default),
+    _interpolation(aten._upsample_bicubic2d_aa.default),
     name="pooling",
 )
 MAX_POOLING = RuleSet(

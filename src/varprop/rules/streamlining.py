@@ -79,12 +79,14 @@ def _largest_mean(x: Moments, dims: list[int], keepdim: bool) -> Moments:
     return x if keepdim else Moments(*(part.squeeze(dims) for part in x))
 
 
+LARGEST_MEAN = "which is largest is decided at the mean"
+
 MAXIMA = max_rules(
     _larger_mean,
     _largest_mean,
     of_two="which is larger is decided at the mean",
-    of_many="which is largest is decided at the mean",
+    of_many=LARGEST_MEAN,
     name="linearised maxima",
 )
 
-LENGTH = length_rules(0.0, root=DELTA, name="linearised lengths")
+LENGTH = length_rules(0.0, _largest_mean, root=DELTA, many=LARGEST_MEAN, name="linearised lengths")

@@ -158,7 +158,6 @@ MOVES = RuleSet(
         aten.pixel_shuffle.default,
         aten.pixel_unshuffle.default,
         aten.resolve_conj.default,
-        aten.resolve_neg.default,
         aten.roll.default,
         aten.rot90.default,
         aten.scatter.src,
@@ -207,6 +206,9 @@ COPIES = structural(
     aten.upsample_nearest1d.vec,
     aten.upsample_nearest2d.vec,
     aten.upsample_nearest3d.vec,
+    aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default,
     aten.view_as_real.default,  # the parts of a complex number may share noise
     functions.spread,
 )
