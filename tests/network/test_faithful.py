@@ -184,6 +184,13 @@ def test_a_network_that_ends_in_softmax():
     assert bool((found.var > 0).all())
 
 
+@pytest.mark.parametrize("function", [lambda x: x.softmax(-1)[:, 1:], lambda x: 2 * x.softmax(0)])
+def test_an_output_without_variance_is_said(function):
+    with pytest.warns(UserWarning, match=r"no variance reaches the output of Call.* aten.softmax.int at the top level"):
+        found = network(Call(function), 1e-2)(torch.randn(3, 4))
+    assert bool((found.var == 0).all())
+
+
 def test_half_precision_is_refused():
     with pytest.raises(PrecisionError, match="float16"):
         network(nn.Linear(4, 2).half(), 1e-3)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import threading
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import varprop as vp
 from tests.models import make, posterior_of
+from varprop.network import moment_net
 
 
 class Twice(nn.Module):
@@ -334,3 +336,61 @@ def test_a_model_without_parameters():
 def test_it_says_what_it_is():
     net = network()
     assert repr(net) == "MomentNet(Twice, rules=CVP, 51 random weights, 0 graphs)"
+
+
+def test_a_first_call_from_several_threads(monkeypatch):
+    """One of them captures, the others wait for it."""
+    plan_call, captures = moment_net.plan_call, []
+    monkeypatch.setattr(moment_net, "plan_call", lambda *args: captures.append(args) or plan_call(*args))
+    net, x, together, found = network(), torch.randn(5, 4), threading.Barrier(4), []
+
+    def call():
+        together.wait()
+        found.append(net(x))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(captures) == len(net.signatures) == 1
+    expected = captured()(x)
+    assert len(found) == 4
+    for moments in found:
+        torch.testing.assert_close(moments, expected)
+
+
+class LastPiece(nn.Module):
+    """The length of the last piece is no formula of the length of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x).split(3, dim=1)[-1].sum(1)
+
+
+class Last(nn.Module):
+    """The last state of a recurrent layer, which is captured step by step, but for any batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.RNN(2, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)[0][:, -1]
+
+
+@pytest.mark.parametrize(("model", "lengths"), [(LastPiece(), (4, 5, 7, 8, 10)), (Last(), (1, 2, 3, 4))])
+def test_a_graph_for_each_shape_is_said_once_and_their_number_bounded(model, lengths, monkeypatch):
+    monkeypatch.setattr(moment_net, "MOST_GRAPHS", 2)
+    net = network(model)
+    with pytest.warns(UserWarning, match="cannot be captured with free sizes") as said:
+        for length in lengths:
+            net(torch.randn(2, length, 2))
+    assert len(said) == 1
+    latest = f"{lengths[-1]}, 2]"
+    assert any(latest in text for text in net.signatures)
+    for freedom in range(3):
+        assert sum(plan.signature.freedom == freedom for plan in net._plans) <= 2

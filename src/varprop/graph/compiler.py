@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from varprop.errors import CaptureError, OutputError, RuleError, UnsupportedOpError, VarpropError
-from varprop.graph.captured import Captured
+from varprop.graph.captured import Captured, place_of
 from varprop.graph.check import difference
 from varprop.graph.export import Output, capture_error, export, quiet, read_values, refuse_training
 from varprop.graph.fold import fold
@@ -24,6 +24,7 @@ from varprop.graph.signature import Call, Signature, Size, free_sizes
 from varprop.graph.tidy import tidy
 from varprop.graph.walk import Applied
 from varprop.rules import RuleSet
+from varprop.rules.ruleset import op_name
 
 Refusal = Callable[[Lifted, str, RuleSet], None]
 
@@ -53,6 +54,14 @@ class Plan:
     def run(self) -> Runner:
         """The module, but faster where it is not compiled."""
         return Runner(self.module)
+
+    @property
+    def dead_end(self) -> str:
+        """Where variance ends last, if none reaches the output though some was on its way there."""
+        if len(self.module.graph.output_node().args[0]) > 1:  # type: ignore[arg-type]
+            return ""
+        last = next((entry.node for entry in reversed(self.applied) if entry.reaches and not entry.leaves), None)
+        return "" if last is None else f"{op_name(last.target)} at {place_of(last)}"
 
     def has_checked(self, call: Call) -> bool:
         return call.sizes in self.checked

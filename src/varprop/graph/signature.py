@@ -157,6 +157,15 @@ class Signature:
                     return False
         return True
 
+    @property
+    def freedom(self) -> int:
+        """How many of its sizes are free."""
+        return sum(isinstance(size, str) for sizes in self.sizes for size in sizes)
+
+    def alike(self, other: Signature) -> bool:
+        """Do their calls differ in sizes alone?"""
+        return self.structure == other.structure and self.dtypes == other.dtypes
+
     def describe(self) -> str:
         pairs = zip(self.dtypes, self.sizes, strict=True)
         return ", ".join(f"{dtype_name(dtype)}[{', '.join(map(str, sizes))}]" for dtype, sizes in pairs)

@@ -73,6 +73,7 @@ class MomentNet(Registries):
         self.temperature = 1.0
         self.calibration: Calibration | None = None
         self._plans: list[Plan] = []
+        self._told_of_sizes = False
         self._lock = threading.RLock()
         self.register_load_state_dict_post_hook(_refold)
 
@@ -132,17 +133,21 @@ class MomentNet(Registries):
 
     def _add(self, plan: Plan) -> Plan:
         """Keep a plan; of those for one set of sizes, the latest."""
-        name = type(self._model[0]).__name__
-        fixed = [known for known in self._plans if not known.signature.ranges]
+        name, freedom = type(self._model[0]).__name__, plan.signature.freedom
+        alike = [known for known in self._plans if known.signature.alike(plan.signature)]
+        as_rigid = [known for known in alike if known.signature.freedom <= freedom]
         if plan.captured.ending and not self._plans:
             _say(f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect")
-        if not plan.signature.ranges and len(fixed) == 1:
+        if not self._plans and (end := plan.dead_end):
+            _say(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
+        if not self._told_of_sizes and any(known.signature.freedom >= freedom for known in alike):
+            self._told_of_sizes = True
             _say(
                 f"{name} cannot be captured with free sizes: every new shape of its inputs gets a graph of its own, "
                 f"of which the latest {MOST_GRAPHS} are kept; pad inputs to a few shapes"
             )
-        if len(fixed) >= MOST_GRAPHS:
-            self._plans.remove(fixed[0])
+        if len(as_rigid) >= MOST_GRAPHS:
+            self._plans.remove(as_rigid[0])
         self._plans.append(plan)
         return plan
 
