@@ -8,6 +8,7 @@ from tests.rules.cases import CASES, PAIRS, Case, Kind
 from tests.rules.multilinear import exact_variances
 from varprop.moments import Moments, is_random
 from varprop.rules import functions
+from varprop.rules.ruleset import op_name
 
 aten = torch.ops.aten
 
@@ -133,6 +134,52 @@ def test_float32_against_float64(rules, case):
     for mean in case.mean_scales:
         for var in case.var_scales:
             compare_precisions(case, rules, mean, var)
+
+
+def assert_close_in_half_precision(got: Moments, exact: Moments, where: str, ulps: float) -> None:
+    """Within so many halves of a last digit of the largest entry."""
+    scales = float(exact.mean.abs().max() + exact.std.max()), float(exact.var.max())
+    for part, reference, scale in zip(got, exact, scales, strict=True):
+        error = (part.float() - reference).abs().max()
+        assert error <= ulps * 2**-8 * scale + torch.finfo(torch.float32).tiny, f"{where}: {error / (2**-8 * scale)}"
+
+
+def test_bfloat16_against_float32():
+    """From the same numbers: a few roundings, none of which is of a statistic."""
+    for rules, case in PAIRS:
+        if has_bfloat16(case):
+            half = case.to(torch.bfloat16)
+            for got, exact in zip(half.apply(rules), half.to(torch.float32).apply(rules), strict=True):
+                if is_random(got):
+                    assert_close_in_half_precision(got, exact, f"{rules.name} {case.name}", 5)
+
+
+LONG = {
+    "layer_norm": lambda x: (aten.layer_norm.default, x, [2048]),
+    "rms_norm": lambda x: (aten.rms_norm.default, x, [2048]),
+    "group_norm": lambda x: (aten.group_norm.default, x, 1),
+    "unit_length": lambda x: (functions.unit_length, x, (-1,)),
+    "var": lambda x: (aten.var.correction, x, [-1]),
+    "logsumexp": lambda x: (aten.logsumexp.default, x, [-1]),
+    "log_softmax": lambda x: (aten.log_softmax.int, x, -1),
+    "sum": lambda x: (aten.sum.dim_IntList, x, [-1]),
+    "mean": lambda x: (aten.mean.dim, x, [-1]),
+    "pooling": lambda x: (aten.adaptive_avg_pool1d.default, x, [3]),
+    "attention": lambda x: (aten.scaled_dot_product_attention.default, *[x.mean[..., :64] - 64] * 2, x),
+    "linear": lambda x: (aten.linear.default, x, x),
+}
+
+
+@pytest.mark.parametrize("call", LONG.values(), ids=LONG)
+def test_bfloat16_over_many_entries_far_from_0(call):
+    """Statistics, scores and sums are those of float32: their rounding would be several times the result's spread."""
+    generator = torch.Generator().manual_seed(0)
+    x = Moments(64 + torch.randn(1, 4, 2048, generator=generator), 0.1 * torch.rand(1, 4, 2048, generator=generator))
+    half = Moments(*(part[0].bfloat16() if "linear" in str(call(x)[0]) else part.bfloat16() for part in x))
+    op, *args = call(half)
+    wide = [Moments(*(part.float() for part in arg)) if is_random(arg) else arg for arg in args]
+    wide = [arg.float() if isinstance(arg, torch.Tensor) else arg for arg in wide]
+    assert_close_in_half_precision(vp.CVP[op](*args), vp.CVP[op](*wide), op_name(op), 2)
 
 
 @each(Kind.CURVED)

@@ -48,6 +48,14 @@ class Captured:
     def ops(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
+    def exchange(self, node: fx.Node, new: fx.Node) -> None:
+        """``new`` for ``node``, wherever it is used or marked."""
+        node.replace_all_uses_with(new)
+        for marks in (self.module_inputs, self.module_outputs):
+            marks.update({path: new for path, marked in marks.items() if marked is node})
+        if node in self.roles:
+            self.roles[new] = self.roles[node]
+
     def sources(self, var: Registry) -> list[fx.Node]:
         """The placeholders at which variance starts: inputs that are Moments, and parameters that have a variance."""
         parameters = [node for node, (kind, path) in self.tensors.items() if kind == "mean" and path in var]

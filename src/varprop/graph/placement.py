@@ -53,6 +53,8 @@ class Placement:
         if not isinstance(x, fx.Node) or len(node.all_input_nodes) != 1:
             return
         dtype = x.meta["val"].dtype
+        if dtype.is_complex:
+            return
         key = f"{node.target} {rest} {sorted(node.kwargs.items())} {dtype}"
         kind = op_name(node.target).removeprefix("aten.").partition(".")[0]
         name = f"{kind}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"

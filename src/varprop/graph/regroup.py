@@ -6,7 +6,6 @@ act on the whole, so graphs are rewritten before lifting. Only parts that varian
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import fx
 
 from varprop.graph.captured import Captured, drop_dead_code, reachable, upstream
+from varprop.graph.synonyms import is_complex, use_synonyms
 from varprop.rules import functions
 from varprop.rules.derivative import AFFINE, DERIVATIVES
 
@@ -54,10 +54,7 @@ SINGULAR = {
 def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
     """Rewrite ``captured`` in place; ``random`` are the placeholders that carry variance."""
     reached = reachable(captured.graph, random)
-    _experts(captured)
-    _windows(captured)
-    _polar(captured)
-    _random_bounds(captured, reached)
+    use_synonyms(captured, reached)
     _norms(captured, reached)
     _residual_linear(captured, reached)
     _chains(captured, reachable(captured.graph, random))
@@ -71,67 +68,6 @@ def _keep_marked(captured: Captured) -> None:
     for marks in (captured.module_inputs, captured.module_outputs):
         for path in [path for path, node in marks.items() if node not in alive]:
             del marks[path]
-
-
-# --- mixtures of experts --------------------------------------------------------------------------
-
-
-def _experts(captured: Captured) -> None:
-    """Torch and transformers have an op each; the latter's is there only once transformers is imported."""
-    for node in captured.ops():
-        if str(node.target) in ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"):
-            args = (*node.args, *node.kwargs.values())
-            if len(args) == 3 and set(node.kwargs) <= {"offs"}:
-                node.target, node.args, node.kwargs = functions.grouped_matmul, (node.target, *args), {}  # type: ignore[assignment]
-
-
-def _windows(captured: Captured) -> None:
-    """Strides are those of the model's tensor, which the moments need not share unless it is contiguous."""
-    for node in captured.graph.find_nodes(op="call_function", target=aten.as_strided.default):
-        if node.args[0].meta["val"].is_contiguous() and not node.kwargs:
-            node.target = functions.spread
-
-
-def _polar(captured: Captured) -> None:
-    """Lengths and angles of complex numbers are other functions than those of real ones; the imaginary part of a
-    conjugate is what torch negates when it is read.
-    """
-    polar = {aten.abs.default: functions.modulus, aten.angle.default: functions.argument}
-    for node in captured.ops():
-        if node.target in polar and _is_complex(node.args[0]):
-            node.target = polar[node.target]  # type: ignore[index]
-        elif node.target is aten._neg_view.default:
-            node.target = aten.neg.default
-
-
-def _is_complex(node: Any) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_complex()
-
-
-LARGER, SMALLER = ("min", aten.maximum.default), ("max", aten.minimum.default)
-BOUNDED: dict[Any, tuple[tuple[str, Any], ...]] = {
-    aten.clamp.Tensor: (LARGER, SMALLER),
-    aten.clamp_min.Tensor: (LARGER,),
-    aten.clamp_max.Tensor: (SMALLER,),
-}
-
-
-def _random_bounds(captured: Captured, reached: set[fx.Node]) -> None:
-    """A clamp whose bounds are random is a maximum and a minimum of two random numbers."""
-    for node in captured.ops():
-        x, *given = node.args
-        if node.target not in BOUNDED or not any(bound in reached for bound in (*given, *node.kwargs.values())):
-            continue
-        for (name, op), bound in itertools.zip_longest(BOUNDED[node.target], given):
-            limit: Any = node.kwargs.get(name, bound)
-            if limit is not None:
-                with captured.graph.inserting_before(node):
-                    value = op(x.meta["val"], limit.meta["val"])  # type: ignore[union-attr]
-                    x = captured.graph.call_function(op, (x, limit))
-                    x.meta = node.meta | {"val": value}
-                    reached.add(x)
-        _exchange(captured, node, x)  # type: ignore[arg-type]
 
 
 # --- norms ---------------------------------------------------------------------------------------
@@ -319,7 +255,7 @@ def _chains(captured: Captured, reached: set[fx.Node]) -> None:
 
 
 def _is_elementwise(node: fx.Node) -> bool:
-    real = not any(map(_is_complex, (node, *node.all_input_nodes)))
+    real = not any(map(is_complex, (node, *node.all_input_nodes)))
     return real and (node.target in DERIVATIVES or _is_transparent(node))
 
 
@@ -436,13 +372,4 @@ def _replace(captured: Captured, node: fx.Node, target: Any, args: Any, kwargs: 
         if source.meta["val"].dtype != node.meta["val"].dtype:  # casts inside a chain were seen through
             new = graph.call_function(aten._to_copy.default, (new,), {"dtype": node.meta["val"].dtype})
             new.meta = dict(node.meta)
-    _exchange(captured, node, new)
-
-
-def _exchange(captured: Captured, node: fx.Node, new: fx.Node) -> None:
-    """``new`` for ``node``, wherever it is used or marked."""
-    node.replace_all_uses_with(new)
-    for marks in (captured.module_inputs, captured.module_outputs):
-        marks.update({path: new for path, marked in marks.items() if marked is node})
-    if node in captured.roles:
-        captured.roles[new] = captured.roles[node]
+    captured.exchange(node, new)

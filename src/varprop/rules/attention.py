@@ -10,6 +10,7 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules.arithmetic import as_moments
+from varprop.rules.normal import promote, restore
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -48,9 +49,11 @@ def attention(
         key = key.repeat_interleave(groups, -3)
         value = Moments(*(part.repeat_interleave(groups, -3) for part in value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query.to(wide) * scale) @ key.to(wide).transpose(-2, -1)
     weights = _softmax(scores, _causal(scores) if is_causal else mask)
-    return Moments(weights @ value.mean, (weights * weights) @ value.var)
+    squares = weights * weights
+    return Moments(*(part.to(half.dtype) @ half for part, half in zip((weights, squares), value, strict=True)))
 
 
 def _causal(scores: Tensor) -> Tensor:
@@ -77,28 +80,32 @@ def _softmax_rule(op: Op) -> Rule:
 @rule(aten.log_softmax.int, approximation="linearised at the mean", mixes=True)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
     """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j."""
-    mean = x.mean.log_softmax(dim, dtype=dtype)
-    p, v = mean.exp(), x.var.to(mean.dtype)
+    like = x if dtype is None else Moments(*(part.to(dtype) for part in x))
+    x = promote(like, torch.float32)
+    mean = x.mean.log_softmax(dim)
+    p, v = mean.exp(), x.var
     # (1 − p)² v + the rest of the sum keeps every term ≥ 0.
-    return Moments(mean, (1 - p) ** 2 * v + ((p * p * v).sum(dim, keepdim=True) - p * p * v).clamp_min(0))
+    var = (1 - p) ** 2 * v + ((p * p * v).sum(dim, keepdim=True) - p * p * v).clamp_min(0)
+    return restore(Moments(mean, var), like)
 
 
 @rule(aten.logsumexp.default, approximation="linearised at the mean", mixes=True)
 def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
     """log Σ exp x with p = softmax(μ): Σ = Σ_j p_j² v_j."""
-    mean = x.mean.logsumexp(dim, keepdim=True)
-    p = (x.mean - mean).exp()
-    var = (p * p * x.var).sum(dim, keepdim=keepdim)
-    return Moments(x.mean.logsumexp(dim, keepdim=keepdim), var)
+    wide = promote(x, torch.float32)
+    p = (wide.mean - wide.mean.logsumexp(dim, keepdim=True)).exp()
+    var = (p * p * wide.var).sum(dim, keepdim=keepdim)
+    return restore(Moments(wide.mean.logsumexp(dim, keepdim=keepdim), var), like=x)
 
 
 @rule(aten.logaddexp.default, approximation="linearised at the mean")
 def logaddexp(x: Any, y: Any) -> Moments:
     """log(eˣ + eʸ) with p = σ(μx − μy): Σ = p² v_x + (1 − p)² v_y."""
-    x, y = as_moments(x), as_moments(y)
+    like = x if is_random(x) else y
+    x, y = (promote(as_moments(part), torch.float32) for part in (x, y))
     mean = torch.logaddexp(x.mean, y.mean)
     p, rest = ((part.mean - mean).exp().nan_to_num(0.0) for part in (x, y))  # −∞ in both is a mask
-    return Moments(mean, p * p * x.var + rest * rest * y.var)
+    return restore(Moments(mean, p * p * x.var + rest * rest * y.var), like)
 
 
 ATTENTION = RuleSet(

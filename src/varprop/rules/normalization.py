@@ -17,6 +17,7 @@ from torch import Tensor
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, multiply, second_moment
+from varprop.rules.normal import promote, restore
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
@@ -36,6 +37,18 @@ def scale_by_root(x: Moments, dims: Dims, eps: Any, statistic: Statistic) -> Mom
     """x / √(mean of the statistic + ε)."""
     factor = torch.rsqrt(statistic(x).mean(dims, keepdim=True) + mean_of(eps))
     return Moments(x.mean * factor, x.var * (factor * factor))
+
+
+def divide_by_length(x: Moments, dims: Dims, statistic: Statistic, inside: Any, outside: Any, least: Any) -> Moments:
+    """x / max(√(sum of the statistic + inside) + outside, least)."""
+    length = (statistic(x).sum(dims, keepdim=True) + mean_of(inside)).sqrt() + mean_of(outside)
+    factor = length.clamp(min=mean_of(least)).reciprocal()
+    return Moments(x.mean * factor, x.var * (factor * factor))
+
+
+def _in_float32(x: Moments, function: Callable[[Moments], Moments]) -> Moments:
+    """Statistics, and differences from them, in float32 at least."""
+    return restore(function(promote(x, torch.float32)), like=x)
 
 
 def scale_and_shift(x: Any, weight: Any, bias: Any) -> Any:
@@ -63,15 +76,12 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.rms_normalize)
     def rms_normalize(x: Any, dims: Dims, eps: Any) -> Moments:
         """x/√(mean x² + ε), written out: RMSNorm, filter response norm."""
-        return scale_by_root(as_moments(x), dims, eps, statistic)
+        return _in_float32(as_moments(x), lambda x: scale_by_root(x, dims, eps, statistic))
 
     @declare(functions.unit_length)
     def unit_length(x: Any, dims: Dims, inside: Any = 0.0, outside: Any = 0.0, least: Any = 0.0) -> Moments:
         """x/‖x‖, with an ε somewhere; E‖x‖² = Σ (μ² + v)."""
-        x = as_moments(x)
-        square = statistic(x).sum(dims, keepdim=True) + mean_of(inside)
-        factor = (square.sqrt() + mean_of(outside)).clamp(min=mean_of(least)).reciprocal()
-        return Moments(x.mean * factor, x.var * (factor * factor))
+        return _in_float32(as_moments(x), lambda x: divide_by_length(x, dims, statistic, inside, outside, least))
 
     @declare(aten._weight_norm.default, scaled=False)
     def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
@@ -82,7 +92,7 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.standardize)
     def standardize(x: Any, dims: Dims, eps: Any) -> Moments:
         """(x − x̄)/√(s² + ε), written out."""
-        return scale_by_root(centre(as_moments(x), dims), dims, eps, statistic)
+        return _in_float32(as_moments(x), lambda x: scale_by_root(centre(x, dims), dims, eps, statistic))
 
     @declare(aten.layer_norm.default)
     def layer_norm(
