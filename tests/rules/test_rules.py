@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import varprop as vp
 from tests.rules.cases import CASES, PAIRS, Case, Kind
@@ -134,6 +136,31 @@ def test_float32_against_float64(rules, case):
     for mean in case.mean_scales:
         for var in case.var_scales:
             compare_precisions(case, rules, mean, var)
+
+
+class Dtypes(TorchDispatchMode):
+    """Of all tensors that are made while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.made |= {leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+        return result
+
+
+def test_no_rule_needs_float64():
+    """MPS has none, and on most GPUs it is slow."""
+    wide = {torch.float64, torch.complex128}
+    for rules, case in PAIRS:
+        if wide & {arg for arg in (*case.args, *case.kwargs.values()) if isinstance(arg, torch.dtype)}:
+            continue  # asked for
+        for dtype in (torch.float32, torch.bfloat16) if has_bfloat16(case) else (torch.float32,):
+            with Dtypes() as dtypes:
+                case.to(dtype).apply(rules)
+            assert not dtypes.made & wide, f"{rules.name} {case.name}"
 
 
 def assert_close_in_half_precision(got: Moments, exact: Moments, where: str, ulps: float) -> None:

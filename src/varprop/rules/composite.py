@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from varprop.moments import Moments, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, expanded, multiply
-from varprop.rules.derivative import degree, differentiate
+from varprop.rules.derivative import degree, differences, differentiate
 from varprop.rules.linear import linear
 from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate
@@ -33,7 +33,9 @@ def residual_linear(x: Any, weight: Any, bias: Any = None) -> Any:
 def chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
     """f(x), a chain of elementwise ops with one random input: E f and Var f by quadrature."""
     if degree(body) > 1:
-        return integrate(lambda nodes: body(nodes, *constants), x)
+        return integrate(
+            lambda nodes: body(nodes, *constants), x, lambda x, step: differences(body, x, step, *constants)
+        )
     value, slope = differentiate(body, x.mean, *constants)
     return expanded(value, slope * slope * x.var)
 

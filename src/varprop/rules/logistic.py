@@ -12,6 +12,7 @@ nothing is singular at v = 0. Wider Gaussians: see ``asymptote``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from varprop.moments import Moments
 from varprop.rules import functions
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder, step_and_remainder
+from varprop.rules.derivative import difference
 from varprop.rules.normal import at_least, floored
 from varprop.rules.quadrature import integrate
 from varprop.rules.ruleset import RuleSet, rule
@@ -208,7 +210,8 @@ def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     is a jump that matters only for low thresholds.
     """
     if threshold < NO_JUMP:
-        return integrate(lambda points: aten.softplus(points, beta, threshold), x)
+        jumping = functools.partial(aten.softplus.default, beta=beta, threshold=threshold)
+        return integrate(jumping, x, lambda x, step: difference(aten.softplus.default, x, step, beta, threshold))
     return _scale(_softplus(_scale(x, beta)), 1 / beta)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.normal import at_least, distance, floored, pdf, ramp, rectified, tail
+from varprop.rules.normal import at_least, distance, floored, ramp, rectified, tail
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
@@ -67,33 +66,61 @@ def prelu(x: Any, weight: Any) -> Moments:
     return at_least(torch.float32)(_rectify)(x, mean_of(weight).reshape(channels), slope_var)
 
 
-@at_least(torch.float64)
+@at_least(torch.float32)
 def piecewise(x: Moments, value: Tensor, knots: Sequence[Any], pieces: Sequence[Sequence[Any]]) -> Moments:
     """Polynomials of degree ≤ 2, as coefficients of 1, x, x², between ascending knots; ``value`` is f(μ), for v = 0.
 
-    var = Σ ∫ (f − E f)² over the pieces, by the moments ∫ zⁿ φ(z) dz of each, n ≤ 4. In float64, because the terms of a
-    piece cancel each other.
+    var = Σ ∫ (f − E f)² over the pieces, by the moments ∫ zⁿ φ(z) dz of each, n ≤ 4. Values are taken relative to that
+    at μ of the piece in which it lies, and masses as differences of tails: nothing cancels that is not small.
     """
     raised = floored(x.var)
     std = raised.sqrt()
-    below: list[list[Any]] = [[0.0] * 5, *(_moments_below((knot - x.mean) / std) for knot in knots)]
-    below.append([1.0, 0.0, 1.0, 0.0, 3.0])
-    between = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(below)]
+    ends = [_end((knot - x.mean) / std) for knot in knots]
+    between = [_moments(a, b) for a, b in itertools.pairwise([None, *ends, None])]
     local = [_around(x.mean, std, *piece) for piece in pieces]
-    mean = torch.zeros_like(std)
+    here = local[0][0]
+    for knot, (c0, _, _) in zip(knots, local[1:], strict=True):
+        here = torch.where(x.mean > knot, c0, here)
+    local = [(c0 - here, c1, c2) for c0, c1, c2 in local]
+    shift = torch.zeros_like(std)
     for (c0, c1, c2), (m0, m1, m2, _, _) in zip(local, between, strict=True):
-        mean = mean + c0 * m0 + c1 * m1 + c2 * m2
+        shift = shift + c0 * m0 + c1 * m1 + c2 * m2
     var = torch.zeros_like(std)
     for (c0, c1, c2), (m0, m1, m2, m3, m4) in zip(local, between, strict=True):
-        d = c0 - mean
+        d = c0 - shift
         var = var + d * d * m0 + 2 * d * c1 * m1 + (c1 * c1 + 2 * d * c2) * m2 + 2 * c1 * c2 * m3 + c2 * c2 * m4
-    return Moments(torch.where(x.var > 0, mean, value), var.clamp(min=0) * (x.var / raised))
+    return Moments(torch.where(x.var > 0, here + shift, value), var.clamp(min=0) * (x.var / raised))
 
 
-def _moments_below(z: Tensor) -> list[Tensor]:
-    """∫ tⁿ φ(t) dt up to z, n = 0 … 4."""
-    mass, density = 0.5 * torch.erfc(z * -math.sqrt(0.5)), pdf(z)
-    return [mass, -density, mass - z * density, -(z * z + 2) * density, 3 * mass - (z * z + 3) * z * density]
+class _End(NamedTuple):
+    """A knot at z, with Φ(z), Φ(−z) and φ(z)."""
+
+    z: Tensor
+    below: Tensor
+    above: Tensor
+    density: Tensor
+
+
+def _end(z: Tensor) -> _End:
+    z = z.clamp(-40, 40)  # beyond, the density is 0 in any precision, and stays so times powers of z
+    outside, density = tail(distance(z))
+    positive = z > 0
+    return _End(z, torch.where(positive, 1 - outside, outside), torch.where(positive, outside, 1 - outside), density)
+
+
+def _moments(a: _End | None, b: _End | None) -> list[Any]:
+    """∫ zⁿ φ(z) dz from a to b, n = 0 … 4; None is infinity."""
+    if a is None and b is None:
+        return [1.0, 0.0, 1.0, 0.0, 3.0]
+    if a is None or b is None:
+        mass = b.below if a is None else a.above  # type: ignore[union-attr]
+    else:
+        mass = torch.where(a.z > 0, a.above - b.above, b.below - a.below)
+    edges = [
+        sum(sign * end.density * power(end.z) for sign, end in ((1, a), (-1, b)) if end is not None)
+        for power in (lambda z: 1.0, lambda z: z, lambda z: z * z + 2, lambda z: z * (z * z + 3))
+    ]
+    return [mass, edges[0], mass + edges[1], edges[2], 3 * mass + edges[3]]
 
 
 def _around(mean: Tensor, std: Tensor, c0: Any, c1: float = 0.0, c2: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,7 +211,7 @@ def hardsigmoid(x: Moments) -> Moments:
 
 @rule(aten.hardswish.default, approximation=None, scaled=True)
 def hardswish(x: Moments) -> Moments:
-    """x · clamp(x/6 + 1/2, 0, 1)."""
+    """x · clamp(x/6 + 1/2, 0, 1). In float32 the variance is within 4e-3 where only the tail reaches the parabola."""
     return piecewise(x, F.hardswish(x.mean), (-3.0, 3.0), ((0.0,), (0.0, 0.5, 1 / 6), (0.0, 1.0)))
 
 
