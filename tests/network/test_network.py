@@ -387,7 +387,7 @@ class Last(nn.Module):
 def test_a_graph_for_each_shape_is_said_once_and_their_number_bounded(model, lengths, monkeypatch):
     monkeypatch.setattr(moment_net, "MOST_GRAPHS", 2)
     net = network(model)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True, action="always") as said:
         for length in lengths:
             net(torch.randn(2, length, 2))
     assert len(said) == 1

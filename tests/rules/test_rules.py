@@ -65,14 +65,15 @@ def has_bfloat16(case: Case) -> bool:
     )
 
 
-def assert_close_in_single_precision(got: Moments, exact: Moments, where: str) -> None:
+def assert_close_in_single_precision(got: Moments, exact: Moments, where: str, lost: float = 0.0) -> None:
+    """``lost`` is a variance too small to matter, as that of a far tail."""
     # Sums over up to 256 entries lose up to 256 eps = 1.5e-5 of their largest term.
     mean_scale, var_scale = float(exact.mean.abs().max() + exact.std.max()), float(exact.var.max())
     said = {"check_dtype": False, "msg": lambda text: f"{where}\n{text}"}
     torch.testing.assert_close(got.mean, exact.mean, rtol=0, atol=2e-5 * mean_scale, **said)
     # The variance is a sum of positive terms, or a difference that loses at most two digits of the largest entry's.
     tiny = torch.finfo(torch.float32).tiny
-    torch.testing.assert_close(got.var, exact.var, rtol=1e-4, atol=1e-6 * var_scale + tiny, **said)
+    torch.testing.assert_close(got.var, exact.var, rtol=1e-4, atol=1e-6 * var_scale + lost + tiny, **said)
     assert (got.var >= 0).all(), where
 
 
@@ -80,7 +81,8 @@ def compare_precisions(case: Case, rules: vp.RuleSet, mean: float, var: float) -
     single = case.scaled(mean, var).to(torch.float32)
     for got, exact in zip(single.apply(rules), single.to(torch.float64).apply(rules), strict=True):
         if is_random(got):
-            assert_close_in_single_precision(got, exact, f"means x {mean:g}, variances x {var:g}")
+            lost = 1e-12 * max(float(x.var.max()) for x in single.random())
+            assert_close_in_single_precision(got, exact, f"means x {mean:g}, variances x {var:g}", lost)
 
 
 @pytest.mark.parametrize("rules", [vp.CVP, vp.STREAMLINING], ids=lambda rules: rules.name)

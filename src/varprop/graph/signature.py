@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +165,15 @@ class Signature:
 
     def alike(self, other: Signature) -> bool:
         """Do their calls differ in sizes alone?"""
-        return self.structure == other.structure and self.dtypes == other.dtypes
+        ndims = [*map(len, self.sizes)] == [*map(len, other.sizes)]
+        return ndims and self.structure == other.structure and self.dtypes == other.dtypes
+
+    def leaves_no_need(self, other: Signature) -> bool:
+        """Could it have served a like call of ``other``, were it not for sizes that the model fixes? Torch fixes those
+        that are 1.
+        """
+        pairs = zip(itertools.chain(*self.sizes), itertools.chain(*other.sizes), strict=True)
+        return self.freedom >= other.freedom and not any(1 in pair and pair[0] != pair[1] for pair in pairs)
 
     def describe(self) -> str:
         pairs = zip(self.dtypes, self.sizes, strict=True)

@@ -140,7 +140,7 @@ class MomentNet(Registries):
             _say(f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect")
         if not self._plans and (end := plan.dead_end):
             _say(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
-        if not self._told_of_sizes and any(known.signature.freedom >= freedom for known in alike):
+        if not self._told_of_sizes and any(known.signature.leaves_no_need(plan.signature) for known in alike):
             self._told_of_sizes = True
             _say(
                 f"{name} cannot be captured with free sizes: every new shape of its inputs gets a graph of its own, "

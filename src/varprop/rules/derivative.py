@@ -238,6 +238,8 @@ SCALE_FREE = {
     aten.rsqrt.default,
     aten.sqrt.default,
 }
+# Those whose bends grow with the distance from 0.
+FLATTENING = {aten.asinh.default, aten.atan.default}
 GAUSS = (0.5 - math.sqrt(1 / 12), 0.5 + math.sqrt(1 / 12))
 
 # f(x + dx, y + dy) − f(x, y), with the op's own arguments; that of affine ops is their derivative.
@@ -258,8 +260,8 @@ def difference(op: Op, x: Tensor, step: Tensor, *args: Any, **kwargs: Any) -> Te
     if op in STRAIGHT:
         first, last = (slope(point, *args, **kwargs) for point in (x + 0 * step, x + step))
         return torch.where(first == last, first * step, there)
-    reach = 0.1 * (x.abs() if op in SCALE_FREE else x.abs().clamp(1, 1e5) ** 0.2)
-    near = step.abs() < reach
+    away = x.abs() if op in SCALE_FREE else x.abs().clamp(min=1)
+    near = step.abs() < 0.1 * (away if op in SCALE_FREE | FLATTENING else away**0.2)
     small = torch.where(near, step, 0.0)
     slopes = sum(slope(x + place * small, *args, **kwargs) for place in GAUSS)
     return torch.where(near, 0.5 * small * slopes, there)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.normal import at_least, distance, floored, ramp, rectified, tail
+from varprop.rules.normal import at_least, distance, floored, pdf, ramp, rectified, tail
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
@@ -81,12 +82,15 @@ def piecewise(x: Moments, value: Tensor, knots: Sequence[Any], pieces: Sequence[
     here = local[0][0]
     for knot, (c0, _, _) in zip(knots, local[1:], strict=True):
         here = torch.where(x.mean > knot, c0, here)
-    local = [(c0 - here, c1, c2) for c0, c1, c2 in local]
+    local = [
+        (c0 - here + z * (c1 + z * c2), c1 + 2 * z * c2, c2)
+        for (c0, c1, c2), (z, *_) in zip(local, between, strict=True)
+    ]
     shift = torch.zeros_like(std)
-    for (c0, c1, c2), (m0, m1, m2, _, _) in zip(local, between, strict=True):
+    for (c0, c1, c2), (_, m0, m1, m2, _, _) in zip(local, between, strict=True):
         shift = shift + c0 * m0 + c1 * m1 + c2 * m2
     var = torch.zeros_like(std)
-    for (c0, c1, c2), (m0, m1, m2, m3, m4) in zip(local, between, strict=True):
+    for (c0, c1, c2), (_, m0, m1, m2, m3, m4) in zip(local, between, strict=True):
         d = c0 - shift
         var = var + d * d * m0 + 2 * d * c1 * m1 + (c1 * c1 + 2 * d * c2) * m2 + 2 * c1 * c2 * m3 + c2 * c2 * m4
     return Moments(torch.where(x.var > 0, here + shift, value), var.clamp(min=0) * (x.var / raised))
@@ -108,19 +112,31 @@ def _end(z: Tensor) -> _End:
     return _End(z, torch.where(positive, 1 - outside, outside), torch.where(positive, outside, 1 - outside), density)
 
 
+LEGENDRE = [(float(t), float(w)) for t, w in zip(*np.polynomial.legendre.leggauss(8), strict=True)]
+
+
 def _moments(a: _End | None, b: _End | None) -> list[Any]:
-    """∫ zⁿ φ(z) dz from a to b, n = 0 … 4; None is infinity."""
-    if a is None and b is None:
-        return [1.0, 0.0, 1.0, 0.0, 3.0]
+    """A point c, and ∫ (z − c)ⁿ φ(z) dz from a to b, n = 0 … 4; None is infinity.
+
+    c is 0, or the middle of a narrow piece: its moments about 0 would cancel.
+    """
     if a is None or b is None:
-        mass = b.below if a is None else a.above  # type: ignore[union-attr]
-    else:
-        mass = torch.where(a.z > 0, a.above - b.above, b.below - a.below)
-    edges = [
-        sum(sign * end.density * power(end.z) for sign, end in ((1, a), (-1, b)) if end is not None)
-        for power in (lambda z: 1.0, lambda z: z, lambda z: z * z + 2, lambda z: z * (z * z + 3))
-    ]
-    return [mass, edges[0], mass + edges[1], edges[2], 3 * mass + edges[3]]
+        mass = b.below if b is not None else a.above if a is not None else 1.0
+        return [0.0, *_about_zero(mass, a, b)]
+    wide = _about_zero(torch.where(a.z > 0, a.above - b.above, b.below - a.below), a, b)
+    half, middle = 0.5 * (b.z - a.z), 0.5 * (b.z + a.z)
+    narrow = half < 0.5
+    points = [(half * t, half * weight * pdf(middle + half * t)) for t, weight in LEGENDRE]
+    about_middle = [sum(mass * t**n for t, mass in points) for n in range(5)]
+    moments = [torch.where(narrow, own, other) for own, other in zip(about_middle, wide, strict=True)]
+    return [torch.where(narrow, middle, 0.0), *moments]
+
+
+def _about_zero(mass: Any, a: _End | None, b: _End | None) -> list[Any]:
+    powers: list[Callable[[Any], Any]] = [lambda z: 1.0, lambda z: z, lambda z: z * z + 2, lambda z: z * (z * z + 3)]
+    ends = [(sign, end) for sign, end in ((1, a), (-1, b)) if end is not None]
+    first, second, third, fourth = (sum(sign * end.density * power(end.z) for sign, end in ends) for power in powers)
+    return [mass, first, mass + second, third, 3 * mass + fourth]
 
 
 def _around(mean: Tensor, std: Tensor, c0: Any, c1: float = 0.0, c2: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
