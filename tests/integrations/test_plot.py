@@ -38,7 +38,7 @@ def test_risk_and_coverage(evaluations):
     assert [line.get_label() for line in axes.lines] == ["mean", "CVP"]
     for line, found in zip(axes.lines, evaluations.values(), strict=True):
         assert line.get_ydata()[-1] == pytest.approx(100 * (1 - found.metrics["accuracy"]), abs=1e-3)
-    assert vp.plot.risk_coverage(evaluations["mean"]).lines[0].get_label() == "CVP"
+    assert vp.plot.risk_coverage(evaluations["mean"]).lines[0].get_label() == "predictor"
 
 
 def test_reliability(evaluations):
@@ -66,7 +66,7 @@ def test_scales_and_fidelity(model, net):
 
 
 def test_what_is_refused(net):
-    with pytest.raises(InputError, match="'cvp' is a MomentNet: what is drawn is a Evaluation"):
+    with pytest.raises(InputError, match="'predictor' is a MomentNet: what is drawn is a Evaluation"):
         vp.plot.risk_coverage(net)
 
 

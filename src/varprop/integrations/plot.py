@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from varprop.errors import InputError
 from varprop.evaluation import curves
-from varprop.evaluation.evaluated import Evaluation
+from varprop.evaluation.evaluated import Evaluated, Evaluation
 from varprop.evaluation.fidelity import Comparison
 from varprop.evaluation.results import METRICS, Row
 from varprop.network.moment_net import MomentNet
@@ -51,7 +51,7 @@ def reliability(evaluations: Any) -> list[Axes]:
 
 def scales(nets: Any) -> Axes:
     """The fitted variance scales, by module: of a network of ``calibrate``, or of several by name."""
-    several = _several(nets, MomentNet)
+    several = _several(nets, MomentNet, "network")
     rows = [Row(PLOT, name, 0, 1, UNKNOWN, scales=net.scales) for name, net in several.items()]
     return _drawn(lambda _, layers, look: layers.scales(PLOT, rows, look), list(several))[0]
 
@@ -60,7 +60,7 @@ def pareto(evaluations: Any, costs: Mapping[str, Mapping[str, float]], metric: s
     """A metric against time, for each name that has both: ``costs`` are those of ``evaluation.cost.relative_costs``."""
     rows = [
         Row(PLOT, name, 0, len(e), {k: v for k, v in e.metrics.items() if k in METRICS}, cost=costs.get(name))
-        for name, e in _several(evaluations).items()
+        for name, e in _several(evaluations, Evaluated).items()
     ]
 
     def draw(figures: Any, _: Any, look: Any) -> Any:
@@ -76,7 +76,7 @@ def pareto(evaluations: Any, costs: Mapping[str, Mapping[str, float]], metric: s
 
 def fidelity(comparisons: Any) -> list[Axes]:
     """Variance and mean of every module beside those of sampled networks: of ``vp.compare``, or several by name."""
-    several = _several(comparisons, Comparison)
+    several = _several(comparisons, Comparison, "network")
     rows = [
         Row(PLOT, name, 0, 1, UNKNOWN, fidelity=[dataclasses.asdict(module) for module in found])
         for name, found in several.items()
@@ -84,9 +84,9 @@ def fidelity(comparisons: Any) -> list[Axes]:
     return _drawn(lambda _, layers, look: layers.fidelity(PLOT, rows, look), list(several))
 
 
-def _several(given: Any, kind: Any = object) -> Mapping[str, Any]:
-    """By name; one alone is called CVP, which it mostly is."""
-    several = given if isinstance(given, Mapping) else {"cvp": given}
+def _several(given: Any, kind: Any, alone: str = "predictor") -> Mapping[str, Any]:
+    """By name; what comes ``alone`` is called that."""
+    several = given if isinstance(given, Mapping) else {alone: given}
     for name, each in several.items():
         if not isinstance(each, kind):
             raise InputError(f"{name!r} is a {type(each).__name__}: what is drawn is a {kind.__name__}")
