@@ -1,7 +1,7 @@
 """Unmodified models of timm, torchvision, transformers and plain torch: which propagate, how near to samples.
 
     python benchmarks/architectures.py run --workers 16 --total 520     # a process each; goes on where it stopped
-    python benchmarks/architectures.py page architectures.jsonl > docs/supported_models.md
+    python benchmarks/architectures.py page architectures.jsonl > docs/supported_models.md      # and full_size.jsonl
 
 Models have random weights; those of transformers are built small. Standard deviations are compared with 16 networks
 sampled from a narrow posterior, whose standard deviation is a thousandth of each tensor's root mean square; means with
@@ -17,7 +17,6 @@ import itertools
 import json
 import math
 import re
-import statistics
 import subprocess
 import sys
 import threading
@@ -29,14 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import plain_models
+import supported_page
 import torch
-from tabulate import tabulate
 from torch import nn
 
 import varprop as vp
 from varprop.calibration.widths import Wide
 from varprop.network.audit import audit_of
 
+RESULTS = Path(__file__).parent / "results"
 SAMPLES, WIDTH = 16, 1e-3
 MANY, WIDE = 64, 0.1
 SMALL = {
@@ -239,56 +239,6 @@ def _lost(name: str, reason: str) -> str:
     return json.dumps({"name": name, "works": False, "reason": reason})
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    tried = [row for row in rows if row["works"] is not None]
-    good = [row for row in tried if row["works"]]
-    cells = [
-        (
-            row["name"].partition(":")[2],
-            row["name"].partition(":")[0].partition(".")[0],
-            f"{row['parameters'] / 1e6:.1f}" if "parameters" in row else "",
-            row.get("ops", ""),
-            f"{row['capture']:.0f}" if "capture" in row else "",
-            f"{row['ratio']:.2f}" if row["works"] else "",
-            " / ".join(f"{error:.2f}" for error in row.get("mean_errors", ())),
-            _approximate(row) if row["works"] else row["reason"].replace("|", "\\|"),
-        )
-        for row in sorted(tried, key=lambda row: (row["name"].partition(":")[0], row["name"].lower()))
-    ]
-    header = (
-        "model",
-        "library",
-        "parameters, M",
-        "ops",
-        "capture, s",
-        "sd ratio",
-        "mean errors",
-        "approximate, or why not",
-    )
-    middle = statistics.median(row["ratio"] for row in good)
-    means = [row["mean_errors"] for row in good if "mean_errors" in row]
-    nearer = sum(found < plain for found, plain in means)
-    return f"""# Supported models
-
-{len(good)} of {len(tried)} architectures propagate unmodified ({len(good) / len(tried):.0%}). The table is written by
-`benchmarks/architectures.py`; models have random weights, and those of transformers are built small.
-
-- `sd ratio` is the median over outputs of the propagated standard deviation over that of {SAMPLES} sampled networks, at
-  a standard deviation of {WIDTH:g} of each tensor's root mean square. Its median over models is {middle:.2f}. Noise
-  that is shared and taken as independent makes it smaller or larger than 1.
-- `mean errors` are those of the propagated mean and of the plain network's, against the mean of {MANY} sampled networks
-  at a standard deviation of {WIDE:g} of the root mean square, in standard deviations of the samples, whose own error
-  is {1 / math.sqrt(MANY):.2f}. Measured for {len(means)} models, the propagated mean is the nearer one for {nearer}.
-- The last column names the ops whose rule is an approximation even for independent inputs, or says why a model fails.
-
-{tabulate(cells, header, tablefmt="github", disable_numparse=True)}
-"""
-
-
-def _approximate(row: dict[str, Any]) -> str:
-    return ", ".join(sorted({op.removeprefix("aten.").partition(".")[0] for op in row["approximate"]}))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -303,6 +253,7 @@ def main() -> None:
     every.add_argument("--total", type=float, default=math.inf)
     written = commands.add_parser("page")
     written.add_argument("file", type=Path)
+    written.add_argument("--full", type=Path, default=RESULTS / "full_size.jsonl")
     args = parser.parse_args()
     if args.command == "study":
         torch.set_num_threads(1)
@@ -310,7 +261,9 @@ def main() -> None:
     elif args.command == "run":
         run(args.out, args.libraries, args.most, args.workers, args.limit, args.total)
     else:
-        print(page([json.loads(line) for line in args.file.read_text().splitlines()]), end="")
+        rows = {json.loads(line)["name"]: json.loads(line) for line in args.file.read_text().splitlines()}
+        full = [json.loads(line) for line in args.full.read_text().splitlines()]
+        print(supported_page.page(list(rows.values()), full, SAMPLES, WIDTH, MANY, WIDE), end="")
 
 
 if __name__ == "__main__":
