@@ -19,8 +19,8 @@ def assert_no_worse(name, samples):
 
 
 @pytest.mark.second
-def test_a_trained_vit_is_as_near_to_samples_as_it_was():
-    assert_no_worse("ViT", 300)
+def test_a_trained_unet_is_as_near_to_samples_as_it_was():
+    assert_no_worse("U-Net", 300)
 
 
 @pytest.mark.slow
