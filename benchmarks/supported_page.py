@@ -67,7 +67,7 @@ def _full_size(rows: list[Row]) -> str:
             row["name"].partition(":")[0],
             row["dtype"],
             f"{row['parameters'] / 1e6:.0f}",
-            *(f"{row[key]:.1f}" for key in ("capture", "plain", "pass", "memory")),
+            *(f"{row[key]:.1f}" if key in row else "" for key in ("capture", "plain", "pass", "memory")),
             f"{row['error']:.0e}",
         )
         for row in rows

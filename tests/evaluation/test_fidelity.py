@@ -62,6 +62,16 @@ def test_a_module_called_twice():
     assert [row.path for row in found] == ["linear", "act", "linear#2", "act#2", "(output)"]
 
 
+def test_what_is_written_over_later_is_compared_as_it_was():
+    """As a residual sum or a ReLU in place: the samples of a linear layer are those of its own output."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=True)).eval()
+    posterior = posterior_of(model, 0.05)
+    found = vp.compare(vp.propagate(model, posterior), vp.MonteCarlo(model, posterior, 500), X)
+    assert found.rows[0].variance_ratio == pytest.approx(1, abs=0.15)
+    assert found.rows[0].mean_error < 4 * found.noise
+
+
 def test_wrong_use():
     model = nn.Linear(5, 2).eval()
     posterior = posterior_of(model, 0.1)

@@ -103,7 +103,7 @@ def _outputs(samples: MonteCarlo, weights: dict[str, Tensor], args: Any, kwargs:
 
     def note(kind: str, path: str, x: Tensor) -> None:
         if kind == "out" and x.is_floating_point():
-            found[path] = x.detach()
+            found[path] = x.detach().clone()  # what follows may write to it, as an in-place ReLU does
 
     with watched(samples.model, note):
         found[OUTPUT] = run(samples.model, weights, args, kwargs, samples.output)
