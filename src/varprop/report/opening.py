@@ -40,19 +40,19 @@ class Opening:
         told = [self.reference, *(m for m in lineup.told(list(self.found.index)) if m != self.reference)]
         first, *rest = (f"{lineup.spoken(m)} {{}}{self.found.at[m, 'answered']:.1f} %" for m in told)
         said = ", ".join([first.format("answers "), *(each.format("") for each in rest)])
-        return f"At most {100 * self.risk:g} % errors, certified: {said}."
+        return f"At most {100 * self.risk:g} % errors, certified: {said}.".replace(" %", "\u00a0%")
 
     @property
     def verdict(self) -> str:
         """Whether the difference to the best of the others is more than noise."""
         if not self.rival:
             return ""
-        names = f"{lineup.spoken(self.reference)} and {lineup.spoken(self.rival)}, the best of the others,"
+        names = f"{lineup.spoken(self.reference)} minus {lineup.spoken(self.rival)}, the best of the others"
         over = f"paired over {self.seeds} seeds" if self.seeds > 1 else "paired over the test examples of one seed"
         amount = f"{self.gap:+.1f} ± {self.gap_sem:.1f} points of coverage, {over}".replace("-", "−")
         clear = abs(self.gap) > 2 * self.gap_sem
-        known = "more than two standard errors" if clear else "within noise: no difference is shown"
-        return f"Between {names} lie {amount}: {known}."
+        known = "more than two standard errors" if clear else "within noise, no difference is shown"
+        return f"{names[:1].upper()}{names[1:]}: {amount}. That is {known}."
 
 
 def opening(results: Results, summary: Summary, experiment: str) -> Opening | None:
@@ -106,7 +106,7 @@ def _answered(scores: Scores, point: OperatingPoint | None) -> np.ndarray:
 def draw(experiment: str, opened: Opening, styles: dict[str, Style]) -> Drawing:
     """A bar per method, the best on top: answered with a certified risk, with its standard error."""
     found = opened.found.sort_values("answered", ascending=False, kind="stable")
-    fig = figure(5.2, 0.75 + 0.3 * len(found))
+    fig = figure(4.2, 0.7 + 0.28 * len(found))
     axes = fig.subplots()
     places = range(len(found))
     colours = [styles[m].colour for m in found.index]
@@ -121,7 +121,7 @@ def draw(experiment: str, opened: Opening, styles: dict[str, Style]) -> Drawing:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlim(0, min(112, 1.18 * (found["answered"] + found["answered_sem"]).max()))
-    axes.set_xlabel(f"Answered (% of the test set) at a certified risk of {100 * opened.risk:g} %, higher is better")
+    axes.set_xlabel(f"Answered (%) at a certified risk of {100 * opened.risk:g} %, higher is better", loc="right")
     axes.grid(visible=False, axis="y")
     axes.grid(color=FAINT, axis="x")
     data = found.assign(risk=opened.risk, level=LEVEL).rename_axis("method").reset_index()

@@ -157,7 +157,8 @@ def runs(results: Results, summary: Summary) -> Section:
         facts = {
             "Seeds": ", ".join(map(str, summary.seeds(experiment))),
             "Test examples": _each(f"{row.examples:,}" for row in rows),
-            "Settings": _shared([{k: v for k, v in row.config.items() if k != "title"} for row in rows]),
+            "About": summary.said(experiment, "about") or "",
+            "Settings": _shared([{k: v for k, v in row.config.items() if k not in _TOLD} for row in rows]),
             "Versions": _shared([row.versions for row in rows]),
             "Revision": _each(row.revision or "" for row in rows),
             "Run": " to ".join(dict.fromkeys((times[0], times[-1]))) if times else "",
@@ -165,6 +166,9 @@ def runs(results: Results, summary: Summary) -> Section:
         cells = pd.DataFrame([(k, v) for k, v in facts.items() if v], columns=["Fact", "Value"])
         parts.append(Group(tables=[tables.words("runs", experiment, summary.title(experiment), cells)]))
     return Section("runs", "What was run", parts=parts)
+
+
+_TOLD = ("title", "about", "certified_on")  # elsewhere in the report
 
 
 def _each(values: Iterable[str]) -> str:

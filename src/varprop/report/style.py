@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from varprop.evaluation.methods import method_of
 
@@ -76,12 +76,14 @@ def drawable(value: float) -> bool:
 
 
 def log_axis(axis: XAxis | YAxis, values: Sequence[float]) -> None:
-    """A logarithmic axis around the values, with plain numbers at powers of 2, 4 or 10."""
+    """A logarithmic axis around the values, with plain numbers at round values or at powers of 2, 4 or 10."""
     low, high = min(values), max(values)
     pad = (high / low) ** 0.1 * 1.1
     low, high = low / pad, high * pad
     axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, high)})
-    axis.set_major_locator(LogLocator(next((b for b in (2, 4) if high / low <= b**8), 10)))
+    # Powers are too far apart for a narrow range.
+    wide = LogLocator(next((b for b in (2, 4) if high / low <= b**8), 10))
+    axis.set_major_locator(wide if high / low > 4 else MaxNLocator(4, steps=[1, 2, 5, 10]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 

@@ -13,7 +13,7 @@
   const state = { budget: null, kind: "certified", experiment: null, seed: null, method: null, show: "abstained", all: false };
 
   const percent = (share, digits) => `${(100 * share).toFixed(digits)} %`;
-  const count = (value) => (Number.isInteger(value) ? String(value) : value.toFixed(1));
+  const count = (value) => (Number.isInteger(value) ? String(value) : value.toFixed(value < 100 ? 1 : 0));
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const error = (values) => {
     const middle = mean(values);
@@ -66,6 +66,7 @@
     line.dataset.method = method.slug;
     const name = element("th", method.title);
     name.scope = "row";
+    line.style.setProperty("--series", `var(--${method.role})`);
     name.style.setProperty("--series", `var(--${method.role})`);
     line.append(name);
     const runs = runsOf(method.slug);
