@@ -383,7 +383,13 @@ class Last(nn.Module):
         return self.layer(x)[0][:, -1]
 
 
-@pytest.mark.parametrize(("model", "lengths"), [(LastPiece(), (4, 5, 7, 8, 10)), (Last(), (1, 2, 3, 4))])
+@pytest.mark.parametrize(
+    ("model", "lengths"),
+    [
+        pytest.param(LastPiece(), (4, 5, 7, 8, 10), id="no free length"),
+        pytest.param(Last(), (1, 2, 3, 4), id="recurrent", marks=pytest.mark.second),
+    ],
+)
 def test_a_graph_for_each_shape_is_said_once_and_their_number_bounded(model, lengths, monkeypatch):
     monkeypatch.setattr(moment_net, "MOST_GRAPHS", 2)
     net = network(model)

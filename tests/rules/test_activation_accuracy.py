@@ -420,6 +420,20 @@ def test_integrate_keeps_small_variances_in_float32(op, mean):
             torch.testing.assert_close(y.var.double(), exact.var, rtol=3e-5, atol=1e-12 * var)
 
 
+@pytest.mark.parametrize(
+    "op", [getattr(aten, name).default for name in ("hardtanh", "softshrink", "hardshrink", "hardswish", "elu", "selu")]
+)
+@pytest.mark.parametrize("var", [1e-6, 1e-2, 4.0])
+def test_integrate_across_several_bends(op, var):
+    """Both ends of a step may have the same slope, and be on different lines."""
+    chain = fx.symbolic_trace(lambda x: aten.mul.Tensor(x, op(x)))
+    x = Moments(torch.linspace(-3.0, 3.0, 13), torch.full((13,), var))
+    y = integrate(chain, x, functools.partial(differences, chain))
+    exact = integrate(chain, Moments(x.mean.double(), x.var.double()))
+    torch.testing.assert_close(y.mean.double(), exact.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y.var.double(), exact.var, rtol=1e-3, atol=1e-4 * float(exact.var.max()))
+
+
 def test_integrate_broadcasts_constants_of_the_function():
     slope = torch.rand(5, 3, dtype=torch.float64)
     x = Moments(torch.randn(5, 3, dtype=torch.float64), torch.rand(5, 3, dtype=torch.float64))

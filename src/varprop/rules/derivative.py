@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from varprop.moments import Moments
 from varprop.rules import functions
+from varprop.rules.normal import expm1
 from varprop.rules.ruleset import Op, Rule, rule
 
 aten = torch.ops.aten
@@ -210,7 +211,7 @@ def differentiate(body: fx.GraphModule, x: Tensor, *constants: Tensor) -> tuple[
 
 # --- differences ---------------------------------------------------------------------------------
 
-# Straight lines between bends: where the slope at both ends is the same, so it is between.
+# Straight lines between bends.
 STRAIGHT = {
     aten.abs.default,
     aten.clamp.default,
@@ -255,16 +256,38 @@ def difference(op: Op, x: Tensor, step: Tensor, *args: Any, **kwargs: Any) -> Te
     """f(x + δ) − f(x) of an elementwise op. Values that nearly agree lose their digits, so a small δ is multiplied by
     the slope between: of two points (Gauss), which is right to the order δ⁴, 1e-7 where it is used.
     """
+    if op in PIECES:
+        return PIECES[op](x, step, *args, **kwargs)
     slope, here = UNARY[op], op(x, *args, **kwargs)
     there = op(x + step, *args, **kwargs) - here
     if op in STRAIGHT:
-        first, last = (slope(point, *args, **kwargs) for point in (x + 0 * step, x + step))
-        return torch.where(first == last, first * step, there)
+        # Within the rounding of the values it is the line at x, which does not round; beyond, there is a bend between.
+        line = slope(x, *args, **kwargs)
+        rounding = 4 * torch.finfo(there.dtype).eps * (here.abs() + line.abs() * (x.abs() + step.abs()))
+        return torch.where((line * step - there).abs() <= rounding, line * step, there)
     away = x.abs() if op in SCALE_FREE else x.abs().clamp(min=1)
     near = step.abs() < 0.1 * (away if op in SCALE_FREE | FLATTENING else away**0.2)
     small = torch.where(near, step, 0.0)
     slopes = sum(slope(x + place * small, *args, **kwargs) for place in GAUSS)
     return torch.where(near, 0.5 * small * slopes, there)
+
+
+def _hardswish_step(x: Tensor, step: Tensor) -> Tensor:
+    return step * aten.hardsigmoid.default(x) + (x + step) * difference(aten.hardsigmoid.default, x, step)
+
+
+def _elu_step(x: Tensor, step: Tensor, alpha: float = 1.0, scale: float = 1.0, rate: float = 1.0) -> Tensor:
+    above = difference(aten.relu.default, x, step)
+    return scale * (above + alpha * torch.exp(rate * x.clamp(max=0)) * expm1(rate * (step - above)))
+
+
+# Curves that bend: made of steps that do not round.
+PIECES: dict[Any, Callable[..., Tensor]] = {
+    aten.celu.default: lambda x, step, alpha=1.0: _elu_step(x, step, alpha, 1.0, 1 / alpha),
+    aten.elu.default: _elu_step,
+    aten.hardswish.default: _hardswish_step,
+    aten.selu.default: lambda x, step: _elu_step(x, step, SELU_ALPHA, SELU_SCALE),
+}
 
 
 def differences(body: fx.GraphModule, x: Tensor, step: Tensor, *constants: Tensor) -> Tensor:
