@@ -77,9 +77,10 @@ def _full_size(rows: list[Row]) -> str:
 ## At full size
 
 By `benchmarks/full_size.py`, on one thread of a CPU: all weights random (a tenth of their root mean square), a batch of
-two and then of three with the same graph, mean and variance finite. `plain` and `pass` are CPU seconds of one pass of
-the model and of its network; `memory` is the peak of the whole process, with model, posterior and network in it;
-`error` is how far the mean at zero variance is from the model's output, relative to its largest entry.
+two and then of three with the same graph (ViLT, which reads values of its inputs, takes two), mean and variance finite.
+`plain` and `pass` are CPU seconds of one pass of the model and of its network; `memory` is the peak of the whole
+process, with model, posterior and network in it; `error` is how far the mean at zero variance is from the model's
+output, relative to its largest entry.
 
 {tabulate(cells, header, tablefmt="github", disable_numparse=True)}
 """
