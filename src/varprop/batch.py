@@ -105,7 +105,17 @@ def _is_whole(data: Any) -> bool:
 
 def _is_labelled(data: Any) -> bool:
     """Are these all examples at once, with their targets?"""
-    return isinstance(data, Mapping) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(_is_array, data)))
+    if not isinstance(data, list | tuple) or len(data) < 2:
+        return isinstance(data, Mapping)
+    return all(map(_is_array, data[:-1])) and (_is_array(data[-1]) or bool(_word(data[-1])))
+
+
+def count(data: Any) -> int | None:
+    """How many examples there are, where that is easily told."""
+    if _is_whole(data):
+        return len(take_inputs(data))
+    source = getattr(data, "dataset", data)  # of a data loader
+    return len(source) if isinstance(source, Dataset) and hasattr(source, "__len__") else None
 
 
 def _is_array(value: Any) -> bool:

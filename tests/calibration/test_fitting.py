@@ -84,10 +84,13 @@ def test_a_predictor_without_variance():
     assert torch.allclose(prediction.probs, scaled(x).probs, atol=1e-6)
 
 
-def test_the_noise_of_a_regression_is_fitted():
-    torch.manual_seed(0)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_noise_of_a_regression_is_fitted(seed):
+    """Also where variance hardly helps: a plain network without its noise is no candidate."""
+    torch.manual_seed(seed)
     model = nn.Linear(4, 1).eval()
-    x = torch.randn(2000, 4)
-    found = vp.fit(model, (x, model(x).detach() + 0.5 * torch.randn(2000, 1)), progress=False)
+    x = torch.randn(100, 4)
+    target = model(x).detach() + 0.2 * torch.randn(100, 1)
+    found = vp.fit(model, (x, target), progress=False)
     assert isinstance(found.link, vp.links.Gaussian)
-    assert found.predict(x).std.mean().item() == pytest.approx(0.5, rel=0.05)
+    assert found.predict(x).std.mean().item() == pytest.approx((target - model(x)).std().item(), rel=0.1)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score
@@ -175,5 +176,7 @@ def test_what_is_no_predictor(predictor):
     expected = r"takes a predictor, a model, or several .*, not a Tensor: evaluate\(vp.fit\(model, held_out\), test\)"
     with pytest.raises(InputError, match=expected):
         vp.evaluate(X, (X, Y))
-    with pytest.raises(InputError, match=r"the labels are strings, such as 'ant': give class indices, torch.tensor"):
-        vp.evaluate(predictor, [(X[:2], ["ant", "bee"])])
+    names = np.array(["ant", "bee"])
+    for batches in ([(X[:2], ["ant", "bee"])], (X[:2], ["ant", "bee"]), (X[:2], names), {"x": X[:2], "labels": names}):
+        with pytest.raises(InputError, match="the labels are strings, such as 'ant': give class indices, torch.t"):
+            vp.evaluate(predictor, batches)

@@ -228,3 +228,12 @@ def test_the_model_card(tmp_path):
     low, high = evaluation.intervals()["aurc"]
     assert f"| aurc | {evaluation.metrics['aurc']:.4g} | {low:.4g} to {high:.4g} |" in card
     assert vp.load(tmp_path, MODEL).predictor.net.calibration == base.net.calibration
+    (tmp_path / "README.md").write_text("# My own words\n")
+    saved.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# My own words\n"
+
+
+def test_a_processor_of_ones_own(tmp_path):
+    with pytest.raises(NetworkFileError, match="its processor, a dict, is not of transformers: keep it yourself"):
+        uncaptured().save_pretrained(tmp_path, processor={})
+    assert list(tmp_path.iterdir()) == []

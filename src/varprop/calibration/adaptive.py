@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -112,9 +112,11 @@ class _Fit:
     def _without_scales(self, widths: Widths) -> list[Candidate]:
         folds, (width, setting) = self.dealt.folds, widths.best()
         alone = widths.best(variance=False)[1]
+        fitted = Candidate("temperature", widths.crossed(folds, variance=False), setting=widths.settings[alone])
         return [
-            Candidate("plain", widths.plain),
-            Candidate("temperature", widths.crossed(folds, variance=False), setting=widths.settings[alone]),
+            # A regression without its noise has no loss: there, nothing is simpler than the noise alone.
+            Candidate("plain", widths.plain) if self.output.tempers else replace(fitted, name="plain"),
+            fitted if self.output.tempers else replace(fitted, name="noise"),
             Candidate("width", widths.crossed(folds), widths.widths[width], setting=widths.settings[setting]),
         ]
 

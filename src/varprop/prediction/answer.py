@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -37,7 +38,7 @@ class Answer(ABC):
 
     def __getitem__(self, rows: Any) -> Self:
         """Some of the examples: a slice, a mask, indices; or one, still with a dimension for examples."""
-        if isinstance(rows, int):
+        if isinstance(rows, int | np.integer):
             index = rows + len(self) if rows < 0 else rows
             if not 0 <= index < len(self):
                 raise IndexError(f"there are {len(self)} examples, and none has the number {rows}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 CARD = "README.md"
+HEADER = "---\nlibrary_name: varprop\ntags:\n- uncertainty\n- calibration\n---"
 CODE = """import varprop as vp
 
 predictor = vp.load("this folder"{given})
@@ -13,12 +15,19 @@ prediction = predictor.predict(data)  # .to_pandas() makes a table of it
 """
 
 
-def write_card(config: Mapping[str, Any], evaluation: Any = None) -> str:
+def write_card(folder: Path, config: Mapping[str, Any], evaluation: Any = None) -> None:
+    """Write the card, unless there is a file of that name which is none of ours."""
+    file = folder / CARD
+    if not file.exists() or file.read_text(encoding="utf-8").startswith(HEADER):
+        file.write_text(card(config, evaluation), encoding="utf-8")
+
+
+def card(config: Mapping[str, Any], evaluation: Any = None) -> str:
     """Markdown, with the figures of the calibration, of a guarantee, and of an evaluation on data of its own."""
     architecture = config["architecture"]
     given = "" if "config" in architecture else f", model={architecture['class']}(...).eval()"
     parts = [
-        "---\nlibrary_name: varprop\ntags:\n- uncertainty\n- calibration\n---",
+        HEADER,
         f"# {architecture['class']}, with calibrated uncertainty",
         f"```python\n{CODE.format(given=given)}```",
         _table(("", ""), _facts(config)),

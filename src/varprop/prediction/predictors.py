@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.batch import SIZE, read, read_inputs
+from varprop.batch import SIZE, count, read, read_inputs
 from varprop.errors import InputError, NetworkFileError
 from varprop.graph.export import Output, refuse_training
 from varprop.graph.output import select_output
@@ -26,7 +26,7 @@ from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction import stored
 from varprop.prediction.answer import join
-from varprop.prediction.card import CARD, write_card
+from varprop.prediction.card import write_card
 from varprop.prediction.links import ClassLink, Gaussian, Link, Softmax
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.rules import CVP
@@ -60,8 +60,8 @@ class Predictor(ABC):
         """
         if isinstance(data, list) and data and isinstance(data[0], str):
             data = self._tokenized(data, batch_size)
-        parts = []
-        with tqdm(desc="predict", unit=" examples", disable=None if progress else True, leave=False) as bar:
+        parts, silent = [], None if progress else True
+        with tqdm(desc="predict", unit=" examples", total=count(data), disable=silent, leave=False) as bar:
             for inputs in read_inputs(data, batch_size):
                 placed = inputs.to(self.device)
                 parts.append(self(*placed.args, **placed.kwargs).to("cpu"))
@@ -88,18 +88,18 @@ class Predictor(ABC):
         ``processor`` is a tokenizer or another processor of transformers, by default the predictor's own, whose files
         lie beside. ``evaluation`` (of ``vp.evaluate``) adds its figures to the card.
         """
-        processor = processor or self.processor
+        processor = self.processor if processor is None else processor
         config = saving.save(
             self.network(),
             path,
             predictor=self.describe(),
             link=stored.describe(self.link),
             classes=self.classes,
-            processor=None if processor is None else type(processor).__name__,
+            processor=stored.processor_name(processor),
         )
         if processor is not None:
             processor.save_pretrained(path)
-        (Path(path) / CARD).write_text(write_card(config, evaluation), encoding="utf-8")
+        write_card(Path(path), config, evaluation)
 
     def named(self, answer: Prediction | Regression) -> Prediction | Regression:
         """With the names of its classes, if there are as many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,16 @@ def describe(link: Link) -> dict[str, Any]:
     if kind not in LINKS.values():
         return {"class": kind.__name__}
     return {"name": kind.name, **{field.name: getattr(link, field.name) for field in dataclasses.fields(kind)}}
+
+
+def processor_name(processor: Any) -> str | None:
+    """Its class, by which transformers finds it again."""
+    if processor is None:
+        return None
+    name = type(processor).__name__
+    if getattr(sys.modules.get("transformers"), name, None) is not type(processor):
+        raise NetworkFileError(f"its processor, a {name}, is not of transformers: keep it yourself, save without it")
+    return name
 
 
 def read(record: Any) -> Link:
