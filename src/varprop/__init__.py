@@ -5,6 +5,7 @@ from varprop.calibration.adaptive import Adaptive
 from varprop.calibration.fitting import fit
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
+from varprop.deployment.exporting import export
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.evaluated import Evaluation, Evaluations, RegressionEvaluation
 from varprop.evaluation.fidelity import Comparison, compare
@@ -69,6 +70,7 @@ __all__ = [
     "compare",
     "errors",
     "evaluate",
+    "export",
     "factored",
     "fit",
     "links",

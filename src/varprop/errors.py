@@ -65,6 +65,10 @@ class NetworkFileError(VarpropError, ValueError):
     """A folder that holds no (whole) propagated network, or one that cannot be loaded or saved as asked for."""
 
 
+class ExportError(VarpropError, RuntimeError):
+    """A predictor that cannot be written as a file of its own, or was not written faithfully."""
+
+
 class CalibrationError(VarpropError, ValueError):
     """A calibration that cannot be done as asked for."""
 

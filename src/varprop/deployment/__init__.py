@@ -1,0 +1,1 @@
+"""Predictors as files that run without varprop."""

@@ -1,0 +1,200 @@
+"""A predictor as one file that needs neither varprop nor the model's source: torch.export, AOTInductor, ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from varprop.errors import ExportError, InputError
+from varprop.graph.signature import Size
+from varprop.network.moment_net import MomentNet
+from varprop.prediction.prediction import Regression
+from varprop.prediction.predictors import MonteCarlo, Predictor, Propagated, Wrapper
+from varprop.prediction.selective import Decision
+
+TOLERANCE = 1e-4
+RECORD = "varprop.json"
+"""The file inside a ``.pt2`` archive that names inputs and outputs."""
+
+Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+class Deployed(nn.Module):
+    """A predictor with tensors in, by position, and tensors out."""
+
+    def __init__(self, predictor: Predictor, names: Sequence[str]) -> None:
+        super().__init__()
+        self.net = predictor.network()  # so that its tensors are the module's
+        self.predictor, self.names = predictor, names
+
+    def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
+        return outputs(self.predictor(**dict(zip(self.names, inputs, strict=True))))
+
+
+def outputs(answer: Any) -> dict[str, Tensor]:
+    """What an exported predictor returns, by name."""
+    found = answer.prediction if isinstance(answer, Decision) else answer
+    if isinstance(found, Regression):
+        named = {"prediction": found.mean, "std": found.std}
+    else:
+        named = {"probs": found.probs, "confidence": found.confidence}
+    named |= {"logit_mean": found.logits.mean, "logit_var": found.logits.var}
+    return named | ({"abstain": ~answer.answered} if isinstance(answer, Decision) else {})
+
+
+def export(
+    predictor: Predictor | MomentNet, path: str | os.PathLike[str], *args: Any, aot: bool = False, **kwargs: Any
+) -> Path:
+    """Write a predictor to ``path`` as one file, for calls like ``predictor(*args, **kwargs)``.
+
+    ``.onnx`` is ONNX; ``.pt2`` an archive of ``torch.export``, with ``aot=True`` compiled by AOTInductor for this kind
+    of machine. Outputs are ``probs`` and ``confidence`` (of a regression ``prediction`` and ``std``), ``logit_mean``,
+    ``logit_var``, and ``abstain`` if the predictor does. Batch size, and lengths of sequences, stay free. What was
+    written is run on other inputs of two batch sizes, and kept only if it gives what the predictor gives.
+    """
+    if isinstance(predictor, MomentNet):
+        predictor = Propagated(predictor)
+    _require_one_pass(predictor)
+    target = Path(path)
+    if target.suffix not in (".onnx", ".pt2") or (aot and target.suffix == ".onnx"):
+        raise InputError(f"{target.name}: the file is named .onnx or .pt2, and only .pt2 is compiled by AOTInductor")
+    net = predictor.network()
+    named = _named_inputs(net, args, kwargs)
+    plan, _ = net.plan((), dict(named))
+    if plan.captured.pins is not None:
+        raise ExportError("the graph of this model depends on values of its inputs, which no file looks at")
+    names = list(named), list(outputs(predictor(**named)))  # which also traces what the link needs, on real tensors
+    with torch.no_grad(), _quiet():
+        program = _program(Deployed(predictor, list(named)).eval(), list(named.values()), plan.signature.sizes)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), names, made)
+            _check(run, predictor, named, names[1], free=isinstance(plan.signature.sizes[0][0], str))
+            made.replace(target)
+    return target
+
+
+def _require_one_pass(predictor: Any) -> None:
+    inner = predictor
+    while isinstance(inner, Wrapper):
+        inner = inner.predictor
+    if not isinstance(inner, Predictor):
+        raise InputError(f"export takes a predictor or a propagated network, not a {type(inner).__name__}")
+    if isinstance(inner, MonteCarlo):
+        raise ExportError("Monte Carlo samples are many passes with as many weights: export a Propagated instead")
+
+
+def _named_inputs(net: MomentNet, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a call by the names of the model's parameters."""
+    bound = inspect.signature(net.lifting.model.forward).bind(*args, **kwargs).arguments
+    wrong = [name for name, value in bound.items() if not isinstance(value, Tensor)]
+    if not bound or wrong:
+        raise InputError(f"export takes tensors as inputs; {', '.join(wrong) or 'none'} given is not one")
+    return bound
+
+
+def _program(module: Deployed, inputs: list[Tensor], sizes: Sequence[tuple[Size, ...]]) -> ExportedProgram:
+    free = tuple({dim: Dim.AUTO if isinstance(n, str) else Dim.STATIC for dim, n in enumerate(ns)} for ns in sizes)
+    program = torch.export.export(module, tuple(inputs), dynamic_shapes=(free,), strict=False)
+    return program.run_decompositions({})
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+def _write_pt2(program: ExportedProgram, _: Any, names: tuple[list[str], list[str]], path: Path) -> Run:
+    torch.export.save(program, path, extra_files={RECORD: _record(names)})
+    module = program.module()
+    return lambda inputs: list(module(*inputs).values())
+
+
+def _write_aot(program: ExportedProgram, _: Any, names: tuple[list[str], list[str]], path: Path) -> Run:
+    settings = {"aot_inductor.metadata": dict(zip(("inputs", "outputs"), map(json.dumps, names), strict=True))}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+    module = torch._inductor.aoti_load_package(str(path))
+    return lambda inputs: list(module(*inputs).values())
+
+
+def _write_onnx(program: ExportedProgram, inputs: list[Tensor], names: tuple[list[str], list[str]], path: Path) -> Run:
+    runtime = _needed("onnxruntime")
+    _needed("onnxscript")
+    # Not optimised ahead: onnxscript 0.7 fails on splits of constants, and the runtime optimises by itself.
+    written = torch.onnx.export(
+        program, tuple(inputs), input_names=names[0], output_names=names[1], dynamo=True, verbose=False, optimize=False
+    )
+    assert written is not None
+    written.save(path)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        feed = dict(zip(names[0], (x.cpu().numpy() for x in inputs), strict=True))
+        return [torch.from_numpy(found) for found in session.run(names[1], feed)]
+
+    return run
+
+
+_WRITERS: dict[str, Callable[..., Run]] = {".pt2": _write_pt2, "aot": _write_aot, ".onnx": _write_onnx}
+
+
+def _record(names: tuple[list[str], list[str]]) -> str:
+    return json.dumps({"inputs": names[0], "outputs": names[1]})
+
+
+def _needed(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise ExportError(f"an .onnx file needs {package}: pip install 'varprop[export]'") from None
+
+
+# --- what is written is what was meant -------------------------------------------------------------------
+
+
+def _check(run: Run, predictor: Predictor, named: Mapping[str, Tensor], kept: list[str], *, free: bool) -> None:
+    """Refuse what differs from the predictor on other inputs, of the batch size given and of one."""
+    generator = torch.Generator().manual_seed(0)
+    size = len(next(iter(named.values())))
+    for count in (size, 1) if free else (size,):
+        rows = torch.randint(size, (count,), generator=generator)
+        inputs = {name: _moved(x[rows.to(x.device)], generator) if len(x) == size else x for name, x in named.items()}
+        expected = outputs(predictor(**inputs))
+        for name, found in zip(kept, run(list(inputs.values())), strict=True):
+            wanted = expected[name].cpu()
+            if not torch.allclose(found.cpu().to(wanted.dtype), wanted, rtol=TOLERANCE, atol=TOLERANCE):
+                off = float((found.cpu().double() - wanted.double()).abs().max())
+                raise ExportError(f"the exported file differs from the predictor: {name} by {off:.2g}; it was not kept")
+
+
+def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Near x, but other numbers, where it has floats."""
+    if not x.is_floating_point():
+        return x
+    return x + x.std() * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters say about their own internals."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(action="ignore"):
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

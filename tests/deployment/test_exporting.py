@@ -1,0 +1,132 @@
+"""Predictors as files: the same numbers, whatever runs them."""
+
+import json
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.deployment import exporting
+from varprop.errors import ExportError, InputError
+
+
+@pytest.fixture(scope="module")
+def selective():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).eval()
+    net = vp.propagate(model, vp.Posterior.isotropic(model, std=0.3))
+    x, y = torch.randn(400, 4), torch.randint(0, 3, (400,))
+    y = torch.where(torch.rand(400) < 0.9, vp.Propagated(net)(x).label, y)
+    tempered = vp.TemperatureScaled(vp.Propagated(net)).fit([(x, y)])
+    return vp.Selective(tempered).fit([(x, y)], risk=0.3), torch.randn(6, 4)
+
+
+def assert_same(found, answer):
+    expected = exporting.outputs(answer)
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].to(value.dtype), value, rtol=1e-4, atol=1e-4)
+
+
+def test_an_archive_runs_at_other_batch_sizes(selective, tmp_path):
+    predictor, x = selective
+    path = vp.export(predictor, tmp_path / "net.pt2", x)
+    loaded = torch.export.load(path)
+    assert not [node.target for node in loaded.graph.nodes if "varprop" in str(node.target)]
+    program = loaded.module()
+    for batch in (x, x[:1], torch.randn(9, 4)):
+        assert_same(program(batch), predictor(batch))
+    assert list(program(x)) == ["probs", "confidence", "logit_mean", "logit_var", "abstain"]
+    with zipfile.ZipFile(path) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(exporting.RECORD))
+        assert json.loads(archive.read(name))["inputs"] == ["input"]
+
+
+@pytest.mark.second
+def test_a_regression(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    predictor = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model)), link=vp.links.Gaussian(0.5))
+    x = torch.randn(5, 4)
+    assert_same(torch.export.load(vp.export(predictor, tmp_path / "net.pt2", x)).module()(x), predictor(x))
+
+
+@pytest.mark.second
+def test_onnx_runtime(selective, tmp_path):
+    predictor, x = selective
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(str(vp.export(predictor, tmp_path / "net.onnx", x)))
+    names = [output.name for output in session.get_outputs()]
+    for batch in (x, x[:1], torch.randn(9, 4)):
+        found = session.run(names, {"input": batch.numpy()})
+        assert_same(dict(zip(names, map(torch.from_numpy, found), strict=True)), predictor(batch))
+
+
+@pytest.mark.slow
+def test_compiled_ahead_of_time(selective, tmp_path):
+    predictor, x = selective
+    run = torch._inductor.aoti_load_package(str(vp.export(predictor, tmp_path / "net.pt2", x, aot=True)))
+    for batch in (x, x[:1], torch.randn(9, 4)):
+        assert_same(run(batch), predictor(batch))
+
+
+@pytest.mark.second
+def test_texts_of_any_length_in_onnx(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **sizes)).eval()
+    predictor = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model)))
+
+    def batch(count, length):
+        ids = torch.randint(0, 50, (count, length))
+        return {"input_ids": ids, "attention_mask": (torch.arange(length) < length - 1).long().expand(count, -1)}
+
+    session = runtime.InferenceSession(str(vp.export(predictor, tmp_path / "bert.onnx", **batch(3, 7))))
+    for count, length in ((3, 7), (1, 5), (4, 11)):
+        inputs = batch(count, length)
+        found = session.run(["probs"], {name: x.numpy() for name, x in inputs.items()})[0]
+        torch.testing.assert_close(torch.from_numpy(found), predictor(**inputs).probs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_that_differs_is_not_kept(selective, tmp_path, monkeypatch):
+    predictor, x = selective
+    path = tmp_path / "net.pt2"
+    path.write_text("the last good one")
+
+    def write(program, inputs, names, made):
+        made.write_bytes(b"")
+        return lambda inputs: [value + 0.01 for value in exporting.outputs(predictor(*inputs)).values()]
+
+    monkeypatch.setitem(exporting._WRITERS, ".pt2", write)
+    with pytest.raises(ExportError, match="differs from the predictor: probs by 0.01; it was not kept"):
+        vp.export(predictor.predictor, path, x)
+    assert path.read_text() == "the last good one"
+    assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda predictor, x: (predictor, "net.bin", x), InputError, "named .onnx or .pt2"),
+        (lambda predictor, x: (predictor, "net.pt2", x.tolist()), InputError, "takes tensors as inputs; input given"),
+        (lambda predictor, x: (nn.Linear(1, 1), "net.pt2", x), InputError, "not a Linear"),
+        (
+            lambda predictor, x: (
+                vp.MonteCarlo(nn.Linear(4, 3), vp.Posterior.isotropic(nn.Linear(4, 3)), 2),
+                "net.pt2",
+                x,
+            ),
+            ExportError,
+            "export a Propagated instead",
+        ),
+    ],
+)
+def test_wrong_use(selective, change, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        vp.export(*change(*selective))
+    assert not list(tmp_path.iterdir())
