@@ -80,7 +80,7 @@ def _curves(experiment: str, table: pd.DataFrame, styles: dict[str, Style], name
         if strong:
             low, high = (risk + side * sem.loc[method] for side in (-1, 1))
             axes.fill_between(100 * risk.index, low, high, color=style.colour, alpha=0.16, lw=0)
-        for at in risk.index[1::2]:
+        for at in risk.index[3::4]:
             amount = f"{risk[at]:+.2f} points".replace("-", "−") if gaps else f"{risk[at]:.2f} %"
             told = f"{method_of(method).title}: {amount} at {100 * at:.0f} % coverage"
             spots.append(Spot(axes, 100 * at, risk[at], told))

@@ -81,9 +81,16 @@ def _image(drawing: Drawing) -> tuple[str, list[tuple[float, float, str]]]:
 
 
 def _shortened(svg: str) -> str:
-    """For a URI in double quotes: without comments, metadata and digits that no screen shows."""
+    """For a URI in double quotes: without what no screen shows, and with each style written once."""
     svg = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(\.\d\d)\d+", r"\1", re.sub(r"\s+", " ", svg)).replace("> <", "><").strip()
+    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
+    used = set(re.findall(r"#(\w+)", svg))
+    svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
+    known: dict[str, int] = {}
+    svg = re.sub(r' style="([^"]*)"', lambda found: f' class="s{known.setdefault(found[1], len(known))}"', svg)
+    rules = "".join(f".s{number}{{{style}}}" for style, number in known.items())
+    svg = svg.replace("</svg>", f"<style>{rules}</style></svg>")
     return urllib.parse.quote(svg, safe="<> /=;,()'+{}*!~@")
 
 
