@@ -14,7 +14,7 @@ from varprop.evaluation.thresholds import LEVEL, OperatingPoint, certify, meet
 from varprop.report import lineup, tables
 from varprop.report.opening import opening
 from varprop.report.summary import Summary
-from varprop.report.tables import BEST
+from varprop.report.tables import BEST, BETTER, WORSE
 
 SHOWN = ("accuracy", "aurc", "c@1", "ece", "rmse", "crps", "picp@95", "mpiw@95", "nll", "cost.plain")
 
@@ -39,6 +39,20 @@ def show_opening(results: Results, console: Console) -> None:
         found = opening(results, summary, experiment)
         if found is not None:
             console.print(f"[bold]{escape(found.text)}[/bold]\n{escape(found.verdict)}", highlight=False)
+            _show_clear(summary, experiment, found.reference, console)
+
+
+def _show_clear(summary: Summary, experiment: str, reference: str, console: Console) -> None:
+    """In which metrics the method differs from each other one by more than two standard errors over seeds."""
+    gaps = summary.differences((experiment,), reference)
+    for method in gaps.mean.index if len(summary.seeds(experiment)) > 1 else ():
+        pairs = {c: (gaps.mean.at[method, c.key], gaps.sem.at[method, c.key]) for c in summary.columns if not c.timed}
+        judged = {c.title: tables.judge(mean, sem, c.higher, errors=2) for c, (mean, sem) in pairs.items()}
+        better, worse = (
+            ", ".join(t for t, word in judged.items() if word == kind) or "nothing" for kind in (BETTER, WORSE)
+        )
+        text = f"beside {lineup.spoken(method)}, by more than two standard errors: better in {better}; worse in {worse}"
+        console.print(escape(text), highlight=False)
 
 
 def show_points(results: Results, risk: float, console: Console) -> None:
