@@ -52,6 +52,7 @@ def page(rows: list[Row], full: list[Row], samples: int, width: float, many: int
 - `mean errors` are those of the propagated mean and of the plain network's, against the mean of {many} sampled networks
   at a standard deviation of {wide:g} of the root mean square, in standard deviations of the samples, whose own error
   is {1 / math.sqrt(many):.2f}. Measured for {len(means)} models, the propagated mean is the nearer one for {nearer}.
+- `capture` is wall-clock time, on machines that were doing other work as well.
 - The last column names the ops whose rule is an approximation even for independent inputs, or says why a model fails.
 
 {tabulate(cells, header, tablefmt="github", disable_numparse=True)}
