@@ -72,7 +72,7 @@ def reproduce(
     experiment = row_named(row)
     if methods is not None:
         experiment = replace(experiment, methods=tuple(listed(methods)))
-    _set_up(device, threads)
+    device = _set_up(device, threads)
     trial = epochs is not None or limit is not None
     folder = out or Path("results") / (f"{row}-trial" if trial else row)
     pipeline = Pipeline(
@@ -98,7 +98,7 @@ def search(
 ) -> None:
     """Train every recipe a row was chosen from, and compare them on held-out data alone."""
     experiment, console, chosen = row_named(row), Console(), numbers(seeds)
-    _set_up(device, threads)
+    device = _set_up(device, threads)
     if not experiment.candidates:
         some = ", ".join(name for name, each in ROWS.items() if each.candidates) or "none"
         raise InputError(f"{row} has no candidates to choose from; rows that have: {some}")
@@ -123,10 +123,11 @@ def _report(folder: Path, out: Path | None, console: Console) -> None:
     console.print(f"report: {write_paper_report(folder, out)}", highlight=False, soft_wrap=True)
 
 
-def _set_up(device: str, threads: int | None) -> None:
-    device_named(device)
+def _set_up(device: str, threads: int | None) -> str:
+    """The device."""
     if threads is not None:
         torch.set_num_threads(threads)
+    return device_named(device)
 
 
 def _list_rows(console: Console) -> None:

@@ -39,6 +39,9 @@ def held_out():
 def test():
     yield from batches(2, 100)
 
+def inputs():
+    return batches(2, 100)[0][0]
+
 def measured():
     return [(x, x[:, :3] + 0.5 * torch.randn(len(x), 3, generator=torch.Generator().manual_seed(3)))
             for x, _ in batches(1, 200)]

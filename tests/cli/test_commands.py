@@ -5,6 +5,7 @@ import importlib
 import json
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -21,7 +22,7 @@ pytestmark = [
 ]
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "CVP": {"plain": 2.5, "sample": 1.25}}
-NAMES = ["demo", "audit", "calibrate", "evaluate", "bench", "report"]
+NAMES = ["demo", "audit", "fit", "predict", "evaluate", "bench", "report"]
 
 
 def mine_model():
@@ -73,8 +74,8 @@ def test_audit_of_a_hugging_face_class(varprop, monkeypatch):
         assert ", 0 missing" in found.out
 
 
-def test_calibrate_saves_a_network_that_loads(varprop, mine):
-    found = varprop("calibrate", *MINE, "--data", "mine:held_out", "--out", "net", "--epochs", "3")
+def test_fit_saves_a_predictor_that_loads(varprop, mine):
+    found = varprop("fit", *MINE, "--data", "mine:held_out", "--out", "net", "--epochs", "3")
     assert found.code == 0, found.err
     assert "(output)" in found.out
     predictor = vp.load("net", mine_model())
@@ -85,10 +86,30 @@ def test_calibrate_saves_a_network_that_loads(varprop, mine):
     assert all(f"{alpha:.3g}" in found.out for alpha in scales.values())
 
     data = ("--data", "mine:held_out", "--epochs", "2")
-    varprop("calibrate", *MINE, *data, "--out", "one", "--output-only", "--link", "mean-field-softmax")
+    varprop("fit", *MINE, *data, "--out", "one", "--output-only", "--link", "mean-field-softmax")
     predictor = vp.load("one", mine_model())
     assert [name for name, alpha in predictor.net.scales.items() if alpha != 1] == ["(output)"]
     assert predictor.link == vp.links.MeanFieldSoftmax()
+
+
+def test_fit_and_predict_without_a_posterior(varprop, mine):
+    fitted = varprop("fit", "--model", "mine:model", "--data", "mine:held_out", "--out", "net", "--device", "auto")
+    assert fitted.code == 0, fitted.err
+    for data in ("mine:test", "mine:inputs"):
+        found = varprop("predict", "net", "--model", "mine:model", "--data", data, "--out", "found.csv")
+        assert found.code == 0, found.err
+        assert "100 predictions: found.csv" in found.out
+    table = pd.read_csv("found.csv")
+    inputs = importlib.import_module("mine").inputs()
+    expected = vp.load("net", mine_model()).predict(inputs, progress=False)
+    assert table["label"].tolist() == expected.label.tolist()
+    torch.testing.assert_close(torch.tensor(table["confidence"].values), expected.confidence.double())
+
+
+def test_version(varprop):
+    found = varprop("--version")
+    assert found.code == 0
+    assert found.out.startswith(f"varprop {vp.__version__}, torch ")
 
 
 def test_evaluate_prints_a_table_and_keeps_rows(varprop, mine):
@@ -184,10 +205,10 @@ def test_recipe_gives_the_options_and_flags_win(varprop, mine):
     assert Results(mine / "results").rows[-1].key == ("mine", "mc-1", 1)
 
 
-def test_recipe_of_calibrate(varprop, mine):
+def test_recipe_of_fit(varprop, mine):
     text = "model: mine:model\nposterior: p.safetensors\ndata: mine:held_out\nout: net\noutput_only: true\n"
     (mine / "recipe.yaml").write_text(text)
-    found = varprop("calibrate", "--recipe", "recipe.yaml", "--epochs", "2")
+    found = varprop("fit", "--recipe", "recipe.yaml", "--epochs", "2")
     assert found.code == 0, found.err
     assert sum(alpha != 1 for alpha in vp.load("net", mine_model()).net.scales.values()) == 1
 

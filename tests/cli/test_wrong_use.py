@@ -71,9 +71,9 @@ def test_risks(refused, tmp_path, risk):
 
 def test_options(refused, mine):
     assert "No such option: --rsk; see varprop demo --help" in refused("demo", "--rsk", "3")
-    calibrate = ("calibrate", *MINE, "--data", "mine:held_out", "--out", "out")
-    assert "'--epochs'" in refused(*calibrate, "--epochs", "0")
-    assert "'--epochs'" in refused(*calibrate, "--epochs", "many")
+    fit = ("fit", *MINE, "--data", "mine:held_out", "--out", "out")
+    assert "'--epochs'" in refused(*fit, "--epochs", "0")
+    assert "'--epochs'" in refused(*fit, "--epochs", "many")
     assert "Missing option '--posterior'" in refused("evaluate", "--model", "mine:model")
     assert "No such command 'dmeo'" in refused("dmeo")
 
@@ -81,7 +81,7 @@ def test_options(refused, mine):
 @pytest.mark.parametrize("device", ["gpu", "cuda:999", ""])
 def test_devices(refused, mine, device):
     out = ("--out", "out", f"--device={device}")
-    for args in (("calibrate", *MINE, "--data", "mine:held_out", *out), ("evaluate", *MINE, *DATA, *out)):
+    for args in (("fit", *MINE, "--data", "mine:held_out", *out), ("evaluate", *MINE, *DATA, *out)):
         assert f"there is no device {device!r} here: use --device cpu" in refused(*args)
     assert "there is no device" in refused("bench", *MINE, "--shape", "2,4", f"--device={device}")
 
@@ -96,7 +96,7 @@ def test_posterior_files(refused, mine):
         (".", "it is a folder"),
     ):
         chosen = ("--model", "mine:model", "--posterior", name)
-        assert message in refused("calibrate", *chosen, "--data", "mine:held_out", "--out", "out")
+        assert message in refused("fit", *chosen, "--data", "mine:held_out", "--out", "out")
         assert message in refused("evaluate", *chosen, *DATA, "--out", "out")
         assert message in refused("bench", *chosen, "--shape", "2,4")
 
@@ -108,15 +108,21 @@ def test_methods_and_links(refused, mine):
     assert "there is no link 'probit'; there are softmax" in refused(*evaluate, "--link", "probit")
 
 
-def test_data_functions(refused, mine):
-    def calibrate(data):
-        return refused("calibrate", *MINE, "--data", data, "--out", "out")
+def test_files_of_predictions(refused, mine):
+    predict = ("predict", "net", "--model", "mine:model", "--data", "mine:inputs")
+    assert "found.txt is neither .csv nor .safetensors" in refused(*predict, "--out", "found.txt")
+    assert "cannot load net" in refused(*predict, "--out", "found.csv")
 
-    assert "there are no batches" in calibrate("mine:nothing")
-    assert "batches are a int" in calibrate("mine:number")
-    assert "mine has no function missing" in calibrate("mine:missing")
-    assert "'held_out' is not of the form module:function" in calibrate("held_out")
-    assert "Sequential cannot take inputs of shape [9, 3]" in calibrate("mine:narrow")
+
+def test_data_functions(refused, mine):
+    def fit(data):
+        return refused("fit", *MINE, "--data", data, "--out", "out")
+
+    assert "there are no batches" in fit("mine:nothing")
+    assert "batches are a int" in fit("mine:number")
+    assert "mine has no function missing" in fit("mine:missing")
+    assert "'held_out' is not of the form module:function" in fit("held_out")
+    assert "Sequential cannot take inputs of shape [9, 3]" in fit("mine:narrow")
 
 
 def test_bench_without_a_compiler(varprop, mine, monkeypatch):
@@ -153,7 +159,7 @@ def test_no_permission(refused, mine, monkeypatch):
     (mine / "file").write_text("")
     calls = (
         ("demo", "--out"),
-        ("calibrate", *MINE, "--data", "mine:held_out", "--out"),
+        ("fit", *MINE, "--data", "mine:held_out", "--out"),
         ("evaluate", *MINE, *DATA, "--out"),
     )
     for call in calls:  # below a file nobody can write, not even root
@@ -199,7 +205,7 @@ def test_report_into_a_place_that_cannot_be_written(refused, tmp_path):
 def test_recipes(refused, mine, text, message):
     if text is not None:
         (mine / "recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert message in refused("calibrate", "--recipe", "recipe.yaml")
+    assert message in refused("fit", "--recipe", "recipe.yaml")
 
 
 def test_transformers_is_an_extra(refused, monkeypatch):
@@ -251,7 +257,7 @@ def test_errors_in_functions_of_ones_own(refused, mine):
     found = refused("audit", "broken:model", "--shape", "2,4")
     assert found.startswith("error: RuntimeError at broken.py:4: The size of tensor a (2) must match")
     assert "SyntaxError at typo.py:1: " in refused("audit", "typo:model")
-    found = refused("calibrate", *MINE, "--data", "broken:stream", "--out", "out")
+    found = refused("fit", *MINE, "--data", "broken:stream", "--out", "out")
     assert found == "error: KeyError at broken.py:7: 'labels'"
 
 

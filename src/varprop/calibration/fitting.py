@@ -9,7 +9,7 @@ from torch import nn
 
 from varprop.batch import read, repeatable
 from varprop.calibration.request import Procedure
-from varprop.calibration.scales import ADAPTIVE, calibrate
+from varprop.calibration.scales import ADAPTIVE, PER_LAYER, calibrate
 from varprop.graph.export import Output
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
@@ -29,6 +29,7 @@ def fit(
     processor: Any = None,
     rules: RuleSet = CVP,
     output: Output = None,
+    scales: tuple[str, ...] = PER_LAYER,
     procedure: Procedure = ADAPTIVE,
     progress: bool = True,
 ) -> Propagated:
@@ -38,12 +39,13 @@ def fit(
     a ``posterior`` it is isotropic; without a ``link``, the targets tell: class indices are one label of many
     (``Softmax``), zeros and ones in the shape of the outputs several labels (``Sigmoid``), other numbers a regression
     (``Gaussian``, whose noise is fitted). ``classes`` are names of the classes, by default those of ``model.config``;
-    ``processor`` (a tokenizer, an image processor) is kept for raw data and saved with the predictor.
+    ``processor`` (a tokenizer, an image processor) is kept for raw data and saved with the predictor; ``scales`` and
+    ``procedure`` are those of ``calibrate``.
     """
     net = propagate(model, Posterior.isotropic(model) if posterior is None else posterior, rules, output=output)
     held_out = repeatable(held_out)
     if link is None:
         first = next(read(held_out)).to(net.device)
         link = link_for(net(*first.args, **first.kwargs).mean, first.target)
-    net = calibrate(net, held_out, link=link, procedure=procedure, progress=progress)
+    net = calibrate(net, held_out, link=link, scales=scales, procedure=procedure, progress=progress)
     return Propagated(net, link=link, classes=classes, processor=processor)

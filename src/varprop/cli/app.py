@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from varprop.calibration import scales
+from varprop.calibration import fitting, scales
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.cli import shell
 from varprop.cli.demo import demonstrate
-from varprop.cli.references import batches_of, device_named, inputs_of, link_of, model_of, numbers, tried, writable
+from varprop.cli.references import (
+    batches_of,
+    call,
+    device_named,
+    inputs_of,
+    link_of,
+    model_of,
+    numbers,
+    tried,
+    writable,
+)
 from varprop.cli.screen import show, show_opening, show_points
 from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.errors import InputError
@@ -25,10 +36,9 @@ from varprop.evaluation.evaluate import measure
 from varprop.evaluation.methods import listed, method_of
 from varprop.evaluation.results import Results, read_results
 from varprop.network import audit as auditing
-from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
+from varprop.prediction.folder import load
 from varprop.prediction.links import Gaussian
-from varprop.prediction.predictors import Propagated
 from varprop.report import write_report
 from varprop.rules import NAMED
 
@@ -38,7 +48,18 @@ Model = Annotated[str, typer.Option(help="module:function that returns the model
 PosteriorFile = Annotated[Path, typer.Option(help="What Posterior.save wrote.")]
 BatchesName = Annotated[str, typer.Option(help="module:function that returns batches (inputs, target).")]
 CLASSES, REGRESSION = "mean,temperature,mc-8,streamlining,cvp", "mean,mc-8,cvp-adaptive"
-LinkName = Annotated[str, typer.Option(help="softmax, sigmoid, mean-field-softmax, probit-sigmoid or gaussian.")]
+LINK_NAMES = "softmax, sigmoid, mean-field-softmax, probit-sigmoid or gaussian"
+LinkName = Annotated[str, typer.Option(help=f"{LINK_NAMES}.")]
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    """Calibrated uncertainty in one forward pass."""
+    if version:
+        typer.echo(f"varprop {metadata.version('varprop')}, torch {torch.__version__}")
+        raise typer.Exit
 
 
 @app.command(epilog="Example: varprop demo --samples 64")
@@ -78,40 +99,62 @@ def audit(
     raise typer.Exit(1 if table.missing else 0)
 
 
-@app.command(
-    epilog="Example: varprop calibrate --model mine:model --posterior p.safetensors --data mine:held_out --out net"
-)
-def calibrate(
+@app.command(epilog="Example: varprop fit --model mine:model --data mine:held_out --out net")
+def fit(
     model: Model,
-    posterior: PosteriorFile,
     data: BatchesName,
-    out: Annotated[Path, typer.Option(help="Folder to save the calibrated network in.")],
-    link: LinkName = "softmax",
+    out: Annotated[Path, typer.Option(help="Folder to save the predictor in.")],
+    posterior: Annotated[
+        Path | None, typer.Option(help="What Posterior.save wrote; without one, all weights get the same variance.")
+    ] = None,
+    link: Annotated[str | None, typer.Option(help=f"{LINK_NAMES}; by default what the targets look like.")] = None,
     output_only: Annotated[bool, typer.Option(help="One scale, at the output, instead of one per layer.")] = False,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="The paper's procedure instead: so many epochs of Adam on the scales.")
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
-    """Fit variance scales on held-out data and save the network."""
-    chosen = link_of(link)
-    gaussian = Posterior.load(posterior).to(device_named(device))
-    network = model_of(model).to(device)
+    """Make a calibrated predictor of a trained model, with held-out data, and save it."""
+    chosen, place = link and link_of(link), device_named(device)
+    gaussian = Posterior.load(posterior).to(place) if posterior else None
+    network = model_of(model).to(place)
     batches = batches_of(data, network)
     writable(out)
-    net = scales.calibrate(
-        propagate(network, gaussian),
+    predictor = fitting.fit(
+        network,
         batches,
-        link=chosen,
+        gaussian,
+        chosen or None,
         scales=scales.OUTPUT_ONLY if output_only else scales.PER_LAYER,
         procedure=scales.ADAPTIVE if epochs is None else FixedEpochs(epochs),
     )
-    Propagated(net, link=chosen).save_pretrained(out)
+    predictor.save_pretrained(out)
     table = Table("module", "α", title=escape(f"scales of {out}"))
-    for name, alpha in net.scales.items():
+    for name, alpha in predictor.net.scales.items():
         table.add_row(escape(name), f"{alpha:.3g}")
     Console().print(table)
+
+
+@app.command(epilog="Example: varprop predict net --model mine:model --data mine:inputs --out predictions.csv")
+def predict(
+    folder: Annotated[Path, typer.Argument(help="What fit, or save_pretrained, wrote.")],
+    data: Annotated[str, typer.Option(help="module:function that returns inputs, or batches of them.")],
+    out: Annotated[Path, typer.Option(help="File for the predictions: .csv or .safetensors.")],
+    model: Annotated[
+        str | None, typer.Option(help="module:function that returns the model, if it is none of transformers.")
+    ] = None,
+    device: Device = "auto",
+    recipe: RecipeFile = None,
+) -> None:
+    """Probabilities, labels and confidence, and who abstains, for all of some data."""
+    if out.suffix not in (".csv", ".safetensors"):
+        raise InputError(f"{out.name} is neither .csv nor .safetensors")
+    writable(out.parent)
+    predictor = load(folder, model_of(model) if model else None, device=device_named(device))
+    found = predictor.predict(call(data, "data"))
+    found.save(out)
+    Console().print(f"{len(found):,} predictions: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(
@@ -130,7 +173,7 @@ def evaluate(
     row: Annotated[str, typer.Option(help="Name of the experiment in tables.")] = "mine",
     seed: Annotated[int, typer.Option(help="Of Monte Carlo, and in tables.")] = 0,
     link: LinkName = "softmax",
-    device: Device = "cpu",
+    device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
     """Fit every method on held-out data, evaluate it on test data, and print one table."""
@@ -138,8 +181,8 @@ def evaluate(
     chosen = listed(methods or (REGRESSION if isinstance(found, Gaussian) else CLASSES))
     results = Results(writable(out))
     _ = results.rows  # refuses a folder that holds something else
-    gaussian = Posterior.load(posterior).to(device_named(device))
-    network = model_of(model).to(device)
+    place = device_named(device)
+    gaussian, network = Posterior.load(posterior).to(place), model_of(model).to(place)
     fitting, testing = (batches_of(data, network) for data in (held_out, test))
     config = {"model": model, "posterior": str(posterior), "held_out": held_out, "test": test, "link": link}
     for method in chosen:
@@ -154,15 +197,15 @@ def bench(
     posterior: PosteriorFile,
     shape: Annotated[str | None, typer.Option(help="Of the input: 8,3,224,224.")] = None,
     methods: Annotated[str, typer.Option(help="Names with commas between.")] = "mean,mc-1,streamlining,cvp",
-    device: Device = "cpu",
+    device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
     """What a compiled pass of each method costs, in plain passes and in Monte Carlo samples."""
     chosen = listed(methods)
-    gaussian = Posterior.load(posterior).to(device_named(device))
-    network = model_of(model).to(device)
+    place = device_named(device)
+    gaussian, network = Posterior.load(posterior).to(place), model_of(model).to(place)
     args, kwargs = inputs_of(network, shape)
-    args, kwargs = tuple(x.to(device) for x in args), {name: x.to(device) for name, x in kwargs.items()}
+    args, kwargs = tuple(x.to(place) for x in args), {name: x.to(place) for name, x in kwargs.items()}
     tried(network, args, kwargs)
     costs = relative_costs(chosen, network, gaussian, *args, **kwargs)
     if not costs:

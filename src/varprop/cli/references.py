@@ -107,6 +107,8 @@ def tried(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 
 def device_named(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):  # torch asserts that it was built for what is asked for

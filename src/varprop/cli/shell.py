@@ -56,7 +56,7 @@ def read_recipe(context: typer.Context, path: Path | None) -> Path | None:
 RecipeFile = Annotated[
     Path | None, typer.Option("--recipe", is_eager=True, callback=read_recipe, help="YAML file with these options.")
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")]
 Seeds = Annotated[str, typer.Option(help="One or several: 0, 0-4, 0,3.")]
 
 
