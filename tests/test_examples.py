@@ -43,6 +43,7 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} - TRAINERS <= tested
 
 
+@pytest.mark.slow
 def test_hf_classifier():
     text = run("hf_classifier", "transformers")
     plain, propagated = metrics(text, "plain network"), metrics(text, "propagated")
@@ -53,6 +54,7 @@ def test_hf_classifier():
     assert "the same after saving and loading: True" in text
 
 
+@pytest.mark.slow
 def test_resnet_swag():
     text = run("resnet_swag", "transformers")
     plain, propagated = metrics(text, "plain network"), metrics(text, "propagated")
@@ -62,6 +64,7 @@ def test_resnet_swag():
     assert numbers(updated)[-1] == plain["accuracy"]
 
 
+@pytest.mark.slow
 def test_regression():
     text = run("regression")
     before, after = (numbers(line) for line in text.splitlines() if "calibration:" in line)

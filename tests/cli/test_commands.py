@@ -92,6 +92,7 @@ def test_fit_saves_a_predictor_that_loads(varprop, mine):
     assert predictor.link == vp.links.MeanFieldSoftmax()
 
 
+@pytest.mark.filterwarnings("ignore:the best width of the posterior is the largest")  # the model is not trained
 def test_fit_and_predict_without_a_posterior(varprop, mine):
     fitted = varprop("fit", "--model", "mine:model", "--data", "mine:held_out", "--out", "net", "--device", "auto")
     assert fitted.code == 0, fitted.err

@@ -198,7 +198,7 @@ def test_report_into_a_place_that_cannot_be_written(refused, tmp_path):
         ),
         (f"{WHOLE}epochs: many", "'--epochs'"),
         (f"{WHOLE}link: [1, 2]", "there is no link '1,2'"),
-        ("model: mine:model", "Missing option '--posterior'"),
+        ("model: mine:model", "Missing option '--data'"),
         (b"\xff\xfe\x00a", "recipe.yaml is not YAML"),
     ],
 )

@@ -72,7 +72,7 @@ def test_compiled_ahead_of_time(selective, tmp_path):
         assert_same(run(batch), predictor(batch))
 
 
-@pytest.mark.second
+@pytest.mark.slow
 def test_texts_of_any_length_in_onnx(tmp_path):
     transformers = pytest.importorskip("transformers")
     runtime = pytest.importorskip("onnxruntime")

@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_every_method_has_a_row(tmp_path, monkeypatch):
     for name, value in {"WIDTHS": (0.01, 0.1), "TRIED": 2, "USED": 2, "HELD_OUT": (20,), "TEAM": 2}.items():
         monkeypatch.setattr(ordinary, name, value)

@@ -17,7 +17,7 @@ from tests.models import posterior_of
 from varprop.errors import ResultsError
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.methods import listed, named
-from varprop.evaluation.results import METRICS, Results
+from varprop.evaluation.results import ONE_LABEL, Results
 from varprop.prediction.predictors import MonteCarlo
 
 # Twelve steps of training and two of calibration are enough to see that they happen, and no more.
@@ -98,7 +98,7 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
     assert len(results.rows) == len(METHODS) == 17
     for row in results.rows:
         assert (row.row, row.seed, row.examples) == ("squares", 0, 48)
-        assert set(row.metrics) == set(METRICS)
+        assert set(row.metrics) == set(ONE_LABEL)
         assert len(row.curve) == 100
         assert row.curve[-1] == pytest.approx(1 - row.metrics["accuracy"])
         assert row.cost == COST

@@ -134,7 +134,7 @@ def test_candidates_are_judged_on_held_out_images(tmp_path, monkeypatch):
 
 def test_sentences_are_held_out_and_tested_and_phrases_trained_on(tmp_path):
     experiment, sources = synthetic_rows.sst2(tmp_path)
-    train, held_out, test, names = experiment.splits(sources, 0)
+    train, held_out, test, names, *_ = experiment.splits(sources, 0)
     assert (len(train), len(held_out), len(test)) == (24, 6, 3)
     assert isinstance(test, Tokens)
     assert test.input_ids.shape == (3, 64)

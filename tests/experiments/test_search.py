@@ -24,7 +24,7 @@ CANDIDATES = {"plain": RECIPE, "flat, then down": replace(RECIPE, schedule=Sched
 
 
 def without_test_data(sources, seed):
-    train_on, held_out, _, names = splits()
+    train_on, held_out, _, names, *_ = splits()
     return Splits(train_on, held_out, None, names)
 
 

@@ -41,6 +41,7 @@ FULL = {"num_layers": 2, "bidirectional": True}
 
 
 @pytest.mark.second
+@pytest.mark.filterwarnings("ignore:Tagger cannot be captured with free sizes")
 @pytest.mark.parametrize(("kind", "options"), KINDS[1:])
 def test_a_network_of_certain_weights_is_the_layer(kind, options):
     model, x = make(kind, **options)

@@ -80,7 +80,10 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
+LONG = {"longformer", "mixtral", "swinv2"}  # a quarter of a minute each
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in MAKERS])
 def test_it_propagates(name):
     torch.manual_seed(0)
     model, x, output = MAKERS[name]()

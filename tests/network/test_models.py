@@ -152,7 +152,7 @@ def test_compiled_without_graph_breaks(name):
         torch.testing.assert_close(compiled(**part).var, result.var[:size], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.second
+@pytest.mark.slow
 def test_compiled_by_inductor():
     _, batch, net, result = propagated("vit")
     compiled = torch.compile(net, fullgraph=True)(**batch)

@@ -22,7 +22,7 @@ from varprop.calibration.widths import Wide
 from varprop.graph.output import select_output
 from varprop.prediction.predictors import exchanged, places_of
 
-pytestmark = pytest.mark.second
+pytestmark = [pytest.mark.second, pytest.mark.filterwarnings("ignore:.* cannot be captured with free sizes")]
 
 EXAMPLES = int(os.environ.get("VARPROP_FUZZ", "8"))
 SEED = os.environ.get("VARPROP_FUZZ_SEED")

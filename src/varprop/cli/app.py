@@ -52,14 +52,19 @@ LINK_NAMES = "softmax, sigmoid, mean-field-softmax, probit-sigmoid or gaussian"
 LinkName = Annotated[str, typer.Option(help=f"{LINK_NAMES}.")]
 
 
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and stop.")] = False,
-) -> None:
-    """Calibrated uncertainty in one forward pass."""
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         typer.echo(f"varprop {metadata.version('varprop')}, torch {torch.__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Calibrated uncertainty in one forward pass."""
 
 
 @app.command(epilog="Example: varprop demo --samples 64")

@@ -26,11 +26,12 @@ FILE = "results.db"
 FORMAT = 2
 """Version of the file; a reader refuses every other one."""
 
-METRICS = (
+ONE_LABEL = (
     *("accuracy", "aurc", "c@0.5", "c@1", "c@2", "c@5"),
     *("phi@10", "phi@50", "phi@100", "ece", "ace", "brier", "nll"),
-    *("f1", "rmse", "crps", "picp@95", "mpiw@95"),
 )
+"""The metrics of classification, one label for each example; also those of the paper."""
+METRICS = (*ONE_LABEL, "f1", "rmse", "crps", "picp@95", "mpiw@95")
 """The metrics a row may have: fractions, not percentages."""
 
 POINTS = 100
