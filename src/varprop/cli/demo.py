@@ -33,7 +33,7 @@ from varprop.prediction.temperature import TemperatureScaled
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts its files."""
 GARMENTS = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
-WIDTH, EPOCHS, BATCH = 512, 25, 256
+WIDTH, EPOCHS, BATCH = 256, 25, 256
 ADAMW: dict[str, Any] = {"lr": 4e-3, "weight_decay": 0.05}
 SHOWN = 400  # test images in the report
 
