@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", flags=re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^[ >]*(```|~~~) *(python|py|pycon)\b", flags=re.MULTILINE | re.IGNORECASE)
 TABLE = re.compile(r"<!-- table: (\S+) ([\w-]+) (\S+) -->\n\n((?:\|[^\n]*\n)+)")
-LONG = {"docs/quickstart.md", "docs/tasks.md", "docs/integrations.md"}  # which train networks: half a minute of a core
+# Which train networks: a quarter of a minute of a core and more.
+LONG = {f"docs/{page}.md" for page in ("calibration", "deployment", "integrations", "quickstart", "saving", "tasks")}
 # Libraries a page shows that are no dependencies of the tests: they are installed apart, from peers.txt.
 PEERS = {"docs/posteriors.md": ("laplace", "bayesian_torch")}
 

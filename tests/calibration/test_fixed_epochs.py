@@ -151,6 +151,7 @@ def test_multi_label_and_regression():
     assert fitted.scales["(output)"] > 1.2  # the residuals are far larger than the variance
 
 
+@pytest.mark.second
 def test_hugging_face_batches():
     torch.manual_seed(0)
     config = BertConfig(

@@ -80,7 +80,7 @@ MAKERS = {
 }
 
 
-LONG = {"longformer", "mixtral", "swinv2"}  # a quarter of a minute each
+LONG = {"gpt-oss", "longformer", "mixtral", "siglip", "swinv2", "wav2vec2"}  # a quarter of a minute each
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in MAKERS])

@@ -111,7 +111,7 @@ def test_transformers_come_back_without_the_model(transformers_nets, name):
     assert config["attention"] == ("eager" if name == "bert" else "sdpa")
 
 
-@pytest.mark.second
+@pytest.mark.slow  # tests/test_path.py does it with small models
 def test_in_a_fresh_process(transformers_nets):
     folder, net, batch, _ = transformers_nets["llama"]
     run = subprocess.run([sys.executable, "-c", LOADER, str(folder)], capture_output=True, text=True, check=False)

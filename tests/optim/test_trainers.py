@@ -38,6 +38,7 @@ def check_trained(model, optimizer, steps):
     assert all(torch.equal(posterior[name].mean, p.detach()) for name, p in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_digits(example):
     pytest.importorskip("sklearn")
     module = example("train_digits")
