@@ -138,6 +138,16 @@ def test_no_matrix_product_of_variances_is_left_and_scales_carry_over(name):
     assert sorted(shape for shape in used if shape in weights) == sorted(weights)
 
 
+def test_layers_whose_weights_are_certain():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(16, 2)).double()
+    posterior = vp.Posterior.isotropic(model, std=0.1).restrict("0")
+    x = torch.randn(3, 2, 4, 4, dtype=torch.float64)
+    exact, found = (vp.propagate(model, posterior, rules)(x) for rules in (vp.CVP, vp.FACTORED))
+    torch.testing.assert_close(found.mean, exact.mean)
+    assert (found.var / exact.var - 1).abs().max() < 0.5
+
+
 def test_the_noise_of_a_norms_weights_keeps_its_sum():
     model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)).double()
     nn.init.normal_(model[1].weight)

@@ -178,7 +178,11 @@ def _layer_rule(op: Op, rank: int, feature: int) -> Rule:
     def layer(x: Any, weight: Any, bias: Any = None, *args: Any) -> Any:
         """Σ = Σ_k a_k (b_k·Σx) + r_k (c_k·μx²) + Σ_b; layers of several groups have the exact rule."""
         grouped = len(args) > 3 and args[3] != 1
-        if grouped or not (is_random(x) or is_random(weight)) or (feature == 1 and mean_of(x).ndim != weight.mean.ndim):
+        if (
+            grouped
+            or not (is_random(x) or is_random(weight))
+            or (feature == 1 and mean_of(x).ndim != mean_of(weight).ndim)
+        ):
             return exact(spread(x), weight, bias, *args)
         return _layer(lambda x, w, b: op(x, w, b, *args), x, weight, bias, rank, feature)
 
