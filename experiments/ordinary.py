@@ -26,8 +26,9 @@ from varprop.calibration.scales import calibrate
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
+from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Propagated
+from varprop.prediction.predictors import MeanNetwork, Propagated
 from varprop.prediction.temperature import TemperatureScaled
 
 WIDTHS = tuple(10 ** (-2 + i / 4) for i in range(9))  # relative: the root of Σ var / Σ mean²

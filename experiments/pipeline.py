@@ -28,7 +28,8 @@ from varprop.evaluation.methods import Method
 from varprop.evaluation.results import Results, Row
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
-from varprop.prediction.predictors import MonteCarlo, Predictor, Propagated
+from varprop.prediction.monte_carlo import MonteCarlo
+from varprop.prediction.predictors import Predictor, Propagated
 from varprop.rules import CVP, RuleSet
 
 THUMBNAILS = 600

@@ -18,7 +18,8 @@ from experiments.loading import PreparedBatches
 from experiments.training import Lane, lane, train
 from varprop.evaluation.evaluate import evaluate, revision
 from varprop.posterior import Posterior
-from varprop.prediction.predictors import MeanNetwork, MonteCarlo
+from varprop.prediction.monte_carlo import MonteCarlo
+from varprop.prediction.predictors import MeanNetwork
 
 SAMPLES = 8  # the paper chose by the held-out AURC of this many
 

@@ -19,9 +19,10 @@ from varprop.posterior import SWAG, Posterior
 from varprop.prediction import links, scores
 from varprop.prediction.conformal import Conformal
 from varprop.prediction.folder import load
+from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.per_label import PerLabel
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.prediction.predictors import MeanNetwork, Predictor, Propagated
 from varprop.prediction.selective import ABSTAIN, Decision, Selective
 from varprop.prediction.temperature import TemperatureScaled
 from varprop.report import write_report

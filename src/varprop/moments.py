@@ -69,7 +69,7 @@ class Factored(NamedTuple):
         return Factored(self.mean, function(self.coefficients), self.vectors, rest)
 
 
-def spread(value: Any) -> Any:
+def multiplied_out(value: Any) -> Any:
     """With every factored variance multiplied out."""
     return tree_map(lambda x: Moments(x.mean, x.var) if isinstance(x, Factored) else x, value, is_leaf=is_random)
 

@@ -18,7 +18,7 @@ from varprop.errors import ResultsError
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.methods import listed, named
 from varprop.evaluation.results import ONE_LABEL, Results
-from varprop.prediction.predictors import MonteCarlo
+from varprop.prediction.monte_carlo import MonteCarlo
 
 # Twelve steps of training and two of calibration are enough to see that they happen, and no more.
 pytestmark = [

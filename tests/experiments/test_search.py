@@ -17,7 +17,7 @@ from experiments.training import Lane, train
 from tests.experiments.synthetic import RECIPE, experiment, splits
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate
-from varprop.prediction.predictors import MonteCarlo
+from varprop.prediction.monte_carlo import MonteCarlo
 
 pytestmark = pytest.mark.second
 CANDIDATES = {"plain": RECIPE, "flat, then down": replace(RECIPE, schedule=Schedule(plateau=0.5))}

@@ -20,7 +20,7 @@ from tests.models import posterior_of
 from tests.network.programs import TOKENS, WIDTH, Program, programs, trees
 from varprop.calibration.widths import Wide
 from varprop.graph.output import select_output
-from varprop.prediction.predictors import exchanged, places_of
+from varprop.prediction.monte_carlo import exchanged, places_of
 
 pytestmark = [pytest.mark.second, pytest.mark.filterwarnings("ignore:.* cannot be captured with free sizes")]
 

@@ -23,7 +23,7 @@ COMMON = 2.0  # standard deviation of the prior of the common log α: the width 
 SETTING = 1.0  # and of the output's setting, around the one found with the width
 FURTHEST = 1.5  # no entry of θ moves further in one step
 ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
-LATELY = 4  # steps that together gained less than a tenth of that noise: the rest is flat
+LATELY, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more
 SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
 
 
@@ -130,7 +130,7 @@ def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: ND
     for _ in range(steps):
         curvature = fisher(found.gradients) + precision
         step = _bounded(-np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope))
-        flat = len(before) > LATELY and before[-1 - LATELY] - best < 0.05 * len(theta)
+        flat = len(before) > LATELY and before[-1 - LATELY] - best < FLAT * len(theta)
         if converged := flat or -0.5 * float(slope @ step) < ENOUGH:
             break
         tried, value, next_slope = look(theta + step)

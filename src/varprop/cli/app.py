@@ -121,7 +121,7 @@ def fit(
     recipe: RecipeFile = None,
 ) -> None:
     """Make a calibrated predictor of a trained model, with held-out data, and save it."""
-    chosen, place = link and link_of(link), device_named(device)
+    chosen, place = link_of(link) if link else None, device_named(device)
     gaussian = Posterior.load(posterior).to(place) if posterior else None
     network = model_of(model).to(place)
     batches = batches_of(data, network)
@@ -130,7 +130,7 @@ def fit(
         network,
         batches,
         gaussian,
-        chosen or None,
+        chosen,
         scales=scales.OUTPUT_ONLY if output_only else scales.PER_LAYER,
         procedure=scales.ADAPTIVE if epochs is None else FixedEpochs(epochs),
     )

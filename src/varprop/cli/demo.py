@@ -27,7 +27,8 @@ from varprop.evaluation.methods import listed, monte_carlo
 from varprop.evaluation.results import Results
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
-from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.prediction.monte_carlo import MonteCarlo
+from varprop.prediction.predictors import MeanNetwork, Predictor, Propagated
 from varprop.prediction.temperature import TemperatureScaled
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")

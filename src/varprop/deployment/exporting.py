@@ -21,8 +21,9 @@ from torch.export import Dim, ExportedProgram
 from varprop.errors import ExportError, InputError
 from varprop.graph.signature import Size
 from varprop.network.moment_net import MomentNet
+from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Regression
-from varprop.prediction.predictors import MonteCarlo, Predictor, Propagated, Wrapper
+from varprop.prediction.predictors import Predictor, Propagated, Wrapper
 from varprop.prediction.selective import Decision
 
 TOLERANCE = 1e-4

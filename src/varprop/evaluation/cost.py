@@ -14,7 +14,8 @@ from torch import nn
 from varprop.evaluation.methods import Method
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
-from varprop.prediction.predictors import MonteCarlo, device_of
+from varprop.prediction.monte_carlo import MonteCarlo
+from varprop.prediction.predictors import device_of
 from varprop.rules import RuleSet
 
 Cost = dict[str, float]

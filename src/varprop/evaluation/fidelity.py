@@ -17,7 +17,8 @@ from varprop.graph.walk import OUTPUT
 from varprop.moments import Moments, is_random
 from varprop.network.moment_net import MomentNet
 from varprop.posterior.running import Running
-from varprop.prediction.predictors import MonteCarlo, device_of, run
+from varprop.prediction.monte_carlo import MonteCarlo
+from varprop.prediction.predictors import device_of, run
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from varprop.graph.export import Output
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.links import Gaussian, Link
-from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.prediction.monte_carlo import MonteCarlo
+from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, Predictor, Propagated
 from varprop.prediction.temperature import TemperatureScaled
 from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, FACTORED, STREAMLINING, RuleSet
 

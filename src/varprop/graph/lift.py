@@ -21,7 +21,7 @@ from varprop.graph.signature import Signature, random_inputs
 from varprop.graph.steps import SYMBOLIC, Steps, sizes_stay_free, tracing_mode
 from varprop.graph.walk import OUTPUT, Applied, Walk, first_node, has_moments
 from varprop.kernels.launch import runs_on
-from varprop.moments import Factored, Moments, is_random, spread
+from varprop.moments import Factored, Moments, is_random, multiplied_out
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 
 aten = torch.ops.aten
@@ -73,13 +73,13 @@ class _Writing:
             self.placement.prepare(node, rules[node.target])  # type: ignore[index]
         self.steps = Steps(self.graph, tracing_mode(captured.graph), tensors.constant)
         self.applied: list[Applied] = []
-        self.spreads: dict[Any, Moments] = {}  # by their coefficients
+        self.products: dict[Any, Moments] = {}  # by their coefficients
 
     def write(self) -> None:
         values = dict(self._bind())
         for node in self.captured.ops():
             values[node] = self._step(node, values)
-        result = self._spread(values[self.captured.output])
+        result = self._multiplied_out(values[self.captured.output])
         self.graph.output(tuple(self._scaled(result, OUTPUT)) if is_random(result) else (result,))
 
     def _bind(self) -> Iterator[tuple[fx.Node, Any]]:
@@ -117,7 +117,7 @@ class _Writing:
     def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
         rule = self.walk.rules.get(node.target)  # type: ignore[arg-type]
         if rule is None or not rule.factored or self.placement.takes_all(node):
-            inputs = {arg: self._spread(value) for arg, value in inputs.items()}
+            inputs = {arg: self._multiplied_out(value) for arg, value in inputs.items()}
         first: Any = node.args[first_node(node)] if node in self.walk.scale_names else None
         x: Any = inputs.get(first)
         scale = self._scale(self.walk.scale_names[node]) if is_random(x) else None
@@ -146,15 +146,15 @@ class _Writing:
         factor = self.graph.call_function(aten.exp.default, (self._scale(name),))
         return x.map_var(lambda var: self._like(self.graph.call_function(aten.mul.Tensor, (var, factor)), var))
 
-    def _spread(self, value: Any) -> Any:
+    def _multiplied_out(self, value: Any) -> Any:
         """With factored variances multiplied out, each once."""
 
         def multiplied(x: Any) -> Any:
             if not isinstance(x, Factored):
                 return x
-            if x.coefficients not in self.spreads:
-                self.spreads[x.coefficients] = self.steps.write("spread", lambda x: (None, spread(x)), x)[1]
-            return self.spreads[x.coefficients]
+            if x.coefficients not in self.products:
+                self.products[x.coefficients] = self.steps.write("products", lambda x: (None, multiplied_out(x)), x)[1]
+            return self.products[x.coefficients]
 
         return tree_map(multiplied, value, is_leaf=is_random)
 

@@ -16,7 +16,7 @@ from varprop.errors import RuleError
 from varprop.graph.captured import Captured, module_path, numbered, place_of, reachable
 from varprop.graph.registry import Registries, Registry, scale_path
 from varprop.graph.signature import random_inputs
-from varprop.moments import Moments, is_random, spread
+from varprop.moments import Moments, is_random, multiplied_out
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 from varprop.rules.structural import mean_args
 
@@ -72,11 +72,11 @@ class Walk:
             return None, op(*args, **kwargs)
         rule = self.rules.get(op)
         if rule is None or not rule.factored:
-            args, kwargs = spread((args, kwargs))
+            args, kwargs = multiplied_out((args, kwargs))
         able = rule is not None and (rule.takes_complex or not _has_complex((args, kwargs)))
         result = _use(rule, node, args, kwargs) if rule is not None and able else NotImplemented
         if result is NotImplemented:
-            args, kwargs = spread((args, kwargs))
+            args, kwargs = multiplied_out((args, kwargs))
             return None, _without_rule(op(*mean_args(args), **mean_args(kwargs)), _nothing((args, kwargs)))
         return rule, result
 

@@ -28,7 +28,7 @@ from varprop.graph.export import Output, refuse_training, require_model
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call
 from varprop.graph.walk import Walk
-from varprop.moments import Moments, is_random, spread
+from varprop.moments import Moments, is_random, multiplied_out
 from varprop.network import saving
 from varprop.network.record import Calibration
 from varprop.network.trace import Trace as Trace
@@ -163,7 +163,7 @@ class MomentNet(Registries):
         """Run the call op by op and return what flows at every module path."""
         plan, leaves = self.plan(args, kwargs)
         with torch.no_grad():
-            values = spread(Walk(plan.captured, self.rules, self).run(*leaves))
+            values = multiplied_out(Walk(plan.captured, self.rules, self).run(*leaves))
         inputs, outputs = (
             MappingProxyType({path: values[node] for path, node in marks.items() if _is_float(values[node])})
             for marks in (plan.captured.module_inputs, plan.captured.module_outputs)

@@ -24,8 +24,9 @@ from varprop.prediction import stored
 from varprop.prediction.conformal import Conformal, Residuals
 from varprop.prediction.guarantee import Guarantee
 from varprop.prediction.links import Link
+from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.per_label import PerLabel
-from varprop.prediction.predictors import MeanNetwork, MonteCarlo, Predictor, Propagated
+from varprop.prediction.predictors import MeanNetwork, Predictor, Propagated
 from varprop.prediction.selective import CONFIDENCE, Selective
 from varprop.prediction.temperature import Fit, TemperatureScaled
 from varprop.rules import RuleSet

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varprop.moments import Factored, Moments, is_random, mean_of, spread
+from varprop.moments import Factored, Moments, is_random, mean_of, multiplied_out
 from varprop.rules import arithmetic, attention, functions, linear, normalization
 from varprop.rules.arithmetic import second_moment
 from varprop.rules.factor import LEAST, factor, misfit
@@ -97,7 +97,7 @@ def multiply(x: Any, y: Any) -> Any:
     if isinstance(y, Factored):
         x, y = y, x
     if not isinstance(x, Factored) or isinstance(y, Factored):
-        return arithmetic.multiply(*spread((x, y)))
+        return arithmetic.multiply(*multiplied_out((x, y)))
     mean, square = x.mean * mean_of(y), second_moment(y)
     if not isinstance(square, Tensor):
         return x.map_var(lambda var: var * square)._replace(mean=mean)
@@ -105,7 +105,7 @@ def multiply(x: Any, y: Any) -> Any:
     spanned = [d for d in range(mean.ndim) if varies(square, d)]
     own = [all(not varies(other, d + 1) for d in spanned) for other in (x.coefficients, x.vectors)]
     if not any(own) or mean.ndim != x.mean.ndim:
-        return arithmetic.multiply(*spread((x, y)))
+        return arithmetic.multiply(*multiplied_out((x, y)))
     factors = (x.coefficients, x.vectors * square) if own[0] else (x.coefficients * square, x.vectors)
     result = Factored(mean, *factors, None if x.rest is None else x.rest * square)
     return result if not is_random(y) else _with_noise_of_factor(result, x.mean, broadened(y.var, mean.ndim), spanned)
@@ -125,7 +125,11 @@ def _with_noise_of_factor(result: Factored, mean: Tensor, noise: Tensor, spanned
 @rule(aten.div.Tensor, aten.div.Scalar, approximation=arithmetic.divide.approximation, factored=True)
 def divide(x: Any, y: Any) -> Any:
     """z = x/y: a constant divisor is a factor."""
-    return multiply(x, 1 / y) if isinstance(x, Factored) and not is_random(y) else arithmetic.divide(*spread((x, y)))
+    return (
+        multiply(x, 1 / y)
+        if isinstance(x, Factored) and not is_random(y)
+        else arithmetic.divide(*multiplied_out((x, y)))
+    )
 
 
 # --- layers ----------------------------------------------------------------------------------------------
@@ -149,9 +153,9 @@ def _layer(apply: Callable[..., Tensor], x: Any, weight: Any, bias: Any, rank: i
         vectors.append(bias.var[None])
     place = feature % mean.ndim + 1
     coefficients = torch.cat(amounts, feature).movedim(feature, 0).unsqueeze(place)
-    shape = [-1 if d in (0, place) else 1 for d in range(mean.ndim + 1)]
     joint = torch.cat(vectors)
-    return Factored(mean, coefficients, joint.reshape([len(joint) if d == 0 else n for d, n in enumerate(shape)]))
+    shape = [len(joint), *(-1 if d == place else 1 for d in range(1, mean.ndim + 1))]
+    return Factored(mean, coefficients, joint.reshape(shape))
 
 
 def _contracted(apply: Callable[..., Tensor], x: Any, right: Tensor) -> Tensor:
@@ -183,7 +187,7 @@ def _layer_rule(op: Op, rank: int, feature: int) -> Rule:
             or not (is_random(x) or is_random(weight))
             or (feature == 1 and mean_of(x).ndim != mean_of(weight).ndim)
         ):
-            return exact(spread(x), weight, bias, *args)
+            return exact(multiplied_out(x), weight, bias, *args)
         return _layer(lambda x, w, b: op(x, w, b, *args), x, weight, bias, rank, feature)
 
     return layer
@@ -234,7 +238,7 @@ def _norm(op: Op, *, centred: bool) -> Rule:
         dims = [d % x.mean.ndim for d in given["dims"]] if "dims" in given else given["normalized_shape"]
         over_last = dims == [x.mean.ndim - 1] if "dims" in given else len(dims) == 1
         if not isinstance(x, Factored) or not over_last or varies(x.coefficients, -1):
-            return exact(spread(x), *args, **kwargs)
+            return exact(multiplied_out(x), *args, **kwargs)
         eps = torch.finfo(x.mean.dtype).eps if given["eps"] is None else given["eps"]
         return _affine(_standardized(x, eps, centred=centred), given.get("weight"), given.get("bias"))
 
@@ -269,7 +273,7 @@ def attend(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     query, key = mean_of(query), mean_of(key)
     grouped = kwargs.get("enable_gqa", False)
     if not isinstance(value, Factored) or varies(value.coefficients, -1) or varies(value.vectors, -2) or grouped:
-        return attention.attention(query, key, spread(value), *args, **kwargs)
+        return attention.attention(query, key, multiplied_out(value), *args, **kwargs)
     columns = value.coefficients[..., 0].movedim(0, -1)  # [..., tokens, k]
     columns = columns.expand(*value.mean.shape[:-2], *columns.shape[-2:])
     rest = () if value.rest is None else (value.rest.expand_as(value.mean),)

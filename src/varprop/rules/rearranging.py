@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varprop.moments import Factored, Moments, mean_of, spread
+from varprop.moments import Factored, Moments, mean_of, multiplied_out
 from varprop.rules.products import as_terms, broadened, joined, varies
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.structural import STRUCTURAL
@@ -29,7 +29,7 @@ def _moving(op: Op, act: Callable[..., Any]) -> Rule:
         """Entries move, and the factors with them."""
         factored = [isinstance(item, Factored) for item in (x if isinstance(x, list) else [x])]
         result = act(op, x, *args, **kwargs) if any(factored) or act is _expanded else NotImplemented
-        return exact(*spread((x, *args)), **kwargs) if result is NotImplemented else result
+        return exact(*multiplied_out((x, *args)), **kwargs) if result is NotImplemented else result
 
     return move
 
