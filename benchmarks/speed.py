@@ -1,122 +1,264 @@
-"""What propagation costs: the compiled network of moments beside the compiled plain model, in one run.
+"""What propagation costs, in plain passes: every method beside the fastest plain form of the model, in one run.
 
-    python benchmarks/speed.py                      # both models, float32, batch 8
-    python benchmarks/speed.py --models vit-b --device cuda --dtype bfloat16 --batch 128
+    python benchmarks/speed.py                                          # ViT-B/16, float32, batch 8
+    python benchmarks/speed.py --device cuda --dtype bfloat16 --models vit-b bert-base --batches 1 32 128
 
-Ratios of medians over interleaved rounds, with the quartiles of the per-round ratios. "Plain" is the fastest of the
-model as its library wrote it, compiled or not, and of the same model captured as a flat graph and compiled: compiling
-can make a model slower, and beating that would prove nothing. Bars are those of float32 at batch 8 on two
-CPU cores. Writes benchmarks/results/<name>.json.
+Plain is the fastest of: the model as its library wrote it, the same captured as a flat graph, and one written by hand
+for speed; each called as it is, compiled, and as a CUDA graph. Medians of interleaved rounds, with quartiles of the
+ratios of each round. Writes benchmarks/results/speed-<device>-<dtype>.json, a line for each measurement; rows of
+other models and batches stay.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import platform
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from strong_plain import StrongBert, StrongViT
 from timing import posterior_of, seconds
 from torch import Tensor, nn
-from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
 import varprop as vp
 
 RESULTS = Path(__file__).parent / "results"
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "vit-b": lambda: ViTForImageClassification(ViTConfig(num_labels=1000)),
-    "resnet-50": lambda: ResNetForImageClassification(ResNetConfig(num_labels=1000)),
+PLAIN = "plain, as written", "plain, flat", "plain, by hand"
+FORMS = "eager", "compiled", "graph", "compiled graph"
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its inputs at a batch size, and the same by hand, if there is one."""
+
+    config: Any
+    model: Callable[[Any], nn.Module]
+    inputs: Callable[[int], dict[str, Tensor]]
+    strong: Callable[[Any], nn.Module] | None = None
+
+
+def images(size: int) -> Callable[[int], dict[str, Tensor]]:
+    return lambda batch: {"pixel_values": torch.randn(batch, 3, size, size)}
+
+
+def tokens(length: int) -> Callable[[int], dict[str, Tensor]]:
+    return lambda batch: {"input_ids": torch.randint(5, 5000, (batch, length))}
+
+
+def vit(**options: Any) -> Case:
+    config = transformers.ViTConfig(num_labels=1000, **options)
+    return Case(config, transformers.ViTForImageClassification, images(config.image_size), StrongViT)
+
+
+SMALL = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
+LLAMA = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "num_labels": 2,
+    "pad_token_id": 0,
+    "use_cache": False,
 }
-BARS = {"vit-b": 3.2, "resnet-50": 4.5}
+CASES: Mapping[str, Callable[[], Case]] = {
+    "vit-small": lambda: vit(image_size=32, patch_size=4, **SMALL),
+    "vit-b": vit,
+    "bert-base": lambda: Case(
+        transformers.BertConfig(num_labels=2), transformers.BertForSequenceClassification, tokens(128), StrongBert
+    ),
+    "resnet-50": lambda: Case(
+        transformers.ResNetConfig(num_labels=1000), transformers.ResNetForImageClassification, images(224)
+    ),
+    "llama-1b": lambda: Case(
+        transformers.LlamaConfig(**LLAMA), transformers.LlamaForSequenceClassification, tokens(512)
+    ),
+}
 
 
-def compare(functions: dict[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Times of each function, taken in turns so that noise hits all alike."""
-    for function in functions.values():
-        for _ in range(2):
-            function()
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            times[name].append(seconds(function, device))
-    return times
+@dataclass
+class Bench:
+    """One model at one batch size."""
+
+    name: str
+    batch: int
+    args: argparse.Namespace
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        self.device, self.dtype = torch.device(self.args.device), getattr(torch, self.args.dtype)
+        self.case = CASES[self.name]()
+        self.model = self._placed(self.case.model(self.case.config))
+        self.posterior = posterior_of(self.model)
+        self.inputs = {key: self._placed(value) for key, value in self.case.inputs(self.batch).items()}
+
+    def _placed(self, value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            layout = torch.channels_last if self.name.startswith("resnet") else torch.preserve_format
+            return value.eval().to(self.device, self.dtype).to(memory_format=layout)
+        value = value.to(self.device)
+        if not value.is_floating_point():
+            return value
+        value = value.to(self.dtype)
+        return value.contiguous(memory_format=torch.channels_last) if self.name.startswith("resnet") else value
+
+    def methods(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """The callables that are timed; capturing is timed on its own."""
+        yield PLAIN[0], self.model
+        yield PLAIN[1], vp.propagate(self.model, vp.Posterior.from_tensors({}, {}))
+        if self.case.strong:
+            yield PLAIN[2], self._placed(self.case.strong(self.case.config))
+        for rules in (vp.CVP, vp.FACTORED, vp.STREAMLINING):
+            yield rules.name, vp.propagate(self.model, self.posterior, rules)
+        for rules in (vp.CVP, vp.FACTORED):
+            yield f"{rules.name}, predictor", vp.Propagated(vp.propagate(self.model, self.posterior, rules))
+        for samples in (1, 8):
+            yield f"MC-{samples}", vp.MonteCarlo(self.model, self.posterior, samples)
+
+    def run(self) -> dict[str, Any]:
+        rows: dict[str, dict[str, Any]] = {}
+        runs: dict[str, Run] = {}
+        for name, call in self.methods():
+            if name not in self.args.methods:
+                continue
+            for form in self.args.forms:
+                if form != "eager" and (name.startswith("MC") or "predictor" in name):
+                    continue
+                key = f"{name}, {form}"
+                print(f"  {key} ...", end="", flush=True)
+                try:
+                    start = time.perf_counter()
+                    runs[key] = self._in_form(call, form)
+                    rows[key] = {"first_call_s": time.perf_counter() - start, "peak_bytes": self._peak(runs[key])}
+                    took = seconds(runs[key], self.device)
+                    print(f" first {rows[key]['first_call_s']:.1f} s, then {took * 1e3:.2f} ms", flush=True)
+                except Exception as error:  # noqa: BLE001 (a form that a method does not have)
+                    runs.pop(key, None)
+                    rows[key] = {"error": repr(error)[:300]}
+                    print(f" {rows[key]['error']}", flush=True)
+        with torch.no_grad():
+            times = self._interleaved(runs)
+        fastest = min((key for key in times if key.startswith("plain")), key=lambda key: statistics.median(times[key]))
+        for key, values in times.items():
+            ratios = [b / a for a, b in zip(times[fastest], values, strict=True)]
+            low, _, high = statistics.quantiles(ratios, n=4)
+            rows[key] |= {"ms": 1e3 * statistics.median(values), "plain_passes": statistics.median(ratios)}
+            rows[key] |= {"quartiles": [low, high]}
+        print(*(profile(key, runs[key]) for key in self.args.profile), sep="\n", flush=True)
+        return {"model": self.name, "batch": self.batch, "denominator": fastest, "rows": rows}
+
+    def _in_form(self, call: Callable[..., Any], form: str) -> Run:
+        if isinstance(call, vp.MomentNet):
+            call.capture(**self.inputs)
+        if form.startswith("compiled"):
+            torch.compiler.reset()
+            call = torch.compile(call, dynamic=False)
+        run = torch.no_grad()(functools.partial(call, **self.inputs))
+        run()
+        if form.endswith("graph"):
+            return graphed(run)
+        return run
+
+    def _peak(self, run: Run) -> int | None:
+        """Of what the call itself takes."""
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return int(torch.cuda.max_memory_allocated() - before)
+
+    def _interleaved(self, runs: Mapping[str, Run]) -> dict[str, list[float]]:
+        """In turns, so that noise hits all alike."""
+        times: dict[str, list[float]] = {key: [] for key in runs}
+        repeats = 5 if self.device.type == "cuda" else 1
+        for _ in range(self.args.rounds + 1):
+            for key, run in runs.items():
+                times[key].append(seconds(run, self.device, repeats))
+        return {key: values[1:] for key, values in times.items()}
 
 
-def parameter_bytes(module: nn.Module) -> int:
-    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+def graphed(run: Run) -> Run:
+    """As a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
-def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    torch.manual_seed(0)
-    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
-    model = MODELS[name]().eval().to(device, dtype)
-    pixels: Tensor = torch.randn(args.batch, 3, 224, 224, device=device, dtype=dtype)
-    net = vp.propagate(model, posterior_of(model))
-    capture = seconds(lambda: net.capture(pixels), device)
-    certain = vp.propagate(model, vp.Posterior.from_tensors({}, {}))
-    certain.capture(pixels)
-    plain, flat, lifted = (
-        torch.compile(model),
-        torch.compile(certain, fullgraph=True),
-        torch.compile(net, fullgraph=True),
-    )
-    with torch.no_grad():
-        deviation = (lifted(pixels).var - net(pixels).var).abs().max() / net(pixels).var.abs().max()
-        calls = {"plain": plain, "plain, flat": flat, "plain, eager": model}
-        calls |= {"propagated": lifted, "propagated, eager": net}
-        times = compare({key: functools.partial(call, pixels) for key, call in calls.items()}, args.rounds, device)
-    medians = {key: statistics.median(values) for key, values in times.items()}
-    fastest = min((key for key in medians if key.startswith("plain")), key=lambda key: medians[key])
-    ratios = [b / a for a, b in zip(times[fastest], times["propagated"], strict=True)]
-    quartiles = statistics.quantiles(ratios, n=4)
-    return {
-        "model": name,
-        "ratio": medians["propagated"] / medians[fastest],
-        "denominator": fastest,
-        "ratio_eager": medians["propagated, eager"] / medians[fastest],
-        "ratio_to_the_model_as_written": medians["propagated"] / medians["plain"],
-        "ratio_quartiles": [quartiles[0], quartiles[2]],
-        "bar": BARS[name],
-        "seconds": medians,
-        "capture_seconds": capture,
-        "parameter_memory_ratio": parameter_bytes(net) / parameter_bytes(model),
-        "compiled_against_eager": float(deviation),
-    }
+def profile(name: str, run: Run) -> str:
+    """Where the time of one call goes."""
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+    entries = sorted(found.key_averages(), key=lambda entry: -entry.self_device_time_total)[:25]
+    total = sum(entry.self_device_time_total for entry in found.key_averages())
+    lines = [f"{name}: {total / 3e3:.2f} ms of kernels"]
+    lines += [f"  {e.self_device_time_total / 3e3:8.3f} ms {e.count / 3:6.1f} x {e.key[:120]}" for e in entries]
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=CASES, default=["vit-b"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[8])
+    parser.add_argument("--methods", nargs="+", default=[*PLAIN, "CVP", "FACTORED", "STREAMLINING", "MC-1", "MC-8"])
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["eager", "compiled"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float64"])
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of a CPU")
+    parser.add_argument("--profile", nargs="*", default=[], help="whose kernels are listed, such as 'CVP, compiled'")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    rows = []
-    for name in args.models:
-        row = measure(name, args)
-        rows.append(row)
-        low, high = row["ratio_quartiles"]
-        print(
-            f"{name}: {row['ratio']:.2f}x {row['denominator']}, not compiled {row['ratio_eager']:.2f}x "
-            f"(quartiles {low:.2f}-{high:.2f}, bar {row['bar']}), "
-            f"capture {row['capture_seconds']:.1f} s, parameters {row['parameter_memory_ratio']:.2f}x, "
-            f"compiled against eager {row['compiled_against_eager']:.1e}",
-            flush=True,
-        )
-    RESULTS.mkdir(exist_ok=True)
-    where = RESULTS / f"speed-{args.device}-{args.dtype}-batch{args.batch}.json"
-    setting = {"device": args.device, "dtype": args.dtype, "batch": args.batch, "threads": args.threads}
-    setting |= {"torch": torch.__version__, "varprop": vp.__version__, "machine": platform.machine()}
+    where = args.out or RESULTS / f"speed-{args.device}-{args.dtype}.jsonl"
+    setting = {"device": args.device, "dtype": args.dtype, "threads": args.threads, "torch": torch.__version__}
+    setting |= {"varprop": vp.__version__, "transformers": transformers.__version__}
     setting["hardware"] = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor()
-    where.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n")
+    for name in args.models:
+        for batch in args.batches:
+            print(f"{name}, batch {batch}", flush=True)
+            bench = Bench(name, batch, args)
+            row = bench.run() | {"setting": setting}
+            show(row)
+            keep(row, where)
+            del bench
+            gc.collect()
+
+
+def show(row: dict[str, Any]) -> None:
+    print(f"  in plain passes ({row['denominator']}: {row['rows'][row['denominator']]['ms']:.2f} ms)")
+    for key, values in row["rows"].items():
+        if "ms" in values:
+            low, high = values["quartiles"]
+            print(f"    {values['plain_passes']:7.2f} ({low:.2f}-{high:.2f})  {key}", flush=True)
+
+
+def keep(row: dict[str, Any], where: Path) -> None:
+    """In the place of an older measurement of the same."""
+    lines = [json.loads(line) for line in where.read_text().splitlines()] if where.exists() else []
+    same = ("model", "batch")
+    kept = [line for line in lines if any(line[key] != row[key] for key in same)]
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_text("".join(json.dumps(line) + "\n" for line in [*kept, row]))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ width of their posterior chosen there, and all have a temperature where they hav
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from varprop import links
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import calibrate
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
-from varprop.network.moment_net import propagate
+from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Prediction
 from varprop.prediction.predictors import MeanNetwork, Propagated
 from varprop.prediction.temperature import TemperatureScaled
+from varprop.rules import CVP, FACTORED, RuleSet
 
 WIDTHS = tuple(10 ** (-2 + i / 4) for i in range(9))  # relative: the root of Σ var / Σ mean²
 TRIED, USED = 16, 64  # Monte Carlo samples, in the search for a width and in the end
@@ -49,6 +51,7 @@ class Study:
     seeds: Sequence[int]
     out: Path
     until: float = math.inf  # by ``time.monotonic()``: what has not begun by then is left out
+    fitted: MomentNet | None = field(default=None, init=False)
 
     def run(self) -> None:
         """In the order of importance; what is in the file already is not done again."""
@@ -78,16 +81,18 @@ class Study:
     def _methods(self) -> Iterator[tuple[str, Callable[[], Found]]]:
         yield "mean", lambda: (self._score(MeanNetwork(self.model)), {})
         yield "temperature", lambda: self._tempered(list(self.held_out))
-        yield "cvp-isotropic", lambda: self._propagated(self.flat, list(self.held_out))
         yield "cvp-adam", lambda: self._propagated(self.adam, list(self.held_out))
+        yield "cvp-adam-bfloat16", lambda: self._rounded(self.adam)
+        yield "cvp-isotropic", lambda: self._propagated(self.flat, list(self.held_out))
         yield f"ensemble-{TEAM}", self._ensemble
-        yield "mc-adam", lambda: self._sampled(self.adam)
-        yield "mc-isotropic", lambda: self._sampled(self.flat)
         for count in HELD_OUT:
             yield f"temperature@{count}", partial(self._tempered, self._some(count))
             yield f"cvp-isotropic@{count}", partial(self._propagated, self.flat, self._some(count))
-        yield "laplace", lambda: self._sampled(Posterior.from_fisher(self.model, self.held_out))
+        yield "mc-adam", lambda: self._sampled(self.adam)
+        yield "factored-adam", lambda: self._propagated(self.adam, list(self.held_out), rules=FACTORED)
         yield "last-layer", lambda: self._propagated(self.flat.restrict("head"), list(self.held_out))
+        yield "laplace", lambda: self._sampled(Posterior.from_fisher(self.model, self.held_out))
+        yield "mc-isotropic", lambda: self._sampled(self.flat)
         yield "cvp-adam-paper", lambda: self._propagated(self.adam, list(self.held_out), procedure=FixedEpochs())
 
     def _some(self, count: int) -> list[tuple[Tensor, Tensor]]:
@@ -103,10 +108,20 @@ class Study:
         fitted = TemperatureScaled(MeanNetwork(self.model)).fit(batches)
         return self._score(fitted), {"temperature": fitted.temperature}
 
-    def _propagated(self, posterior: Posterior, batches: Any, **options: Any) -> Found:
-        net = calibrate(propagate(self.model, posterior), batches, progress=False, **options)
+    def _propagated(self, posterior: Posterior, batches: Any, rules: RuleSet = CVP, **options: Any) -> Found:
+        net = calibrate(propagate(self.model, posterior, rules), batches, progress=False, **options)
         found = vars(net.calibration) if net.calibration else {}
+        if posterior is self.adam and rules is CVP:
+            self.fitted = net
         return self._score(Propagated(net)), {**found, "temperature": net.temperature, "scales": net.scales}
+
+    def _rounded(self, posterior: Posterior) -> Found:
+        """Fitted in float32, run in bfloat16."""
+        if self.fitted is None:
+            self._propagated(posterior, list(self.held_out))
+        predictor = Propagated(copy.deepcopy(self.fitted).to(torch.bfloat16))  # type: ignore[union-attr]
+        answers = ((predictor(x.to(torch.bfloat16)), y) for x, y in self.test)
+        return evaluate_answers(answers, progress=False).metrics, {}
 
     def _sampled(self, posterior: Posterior) -> Found:
         size = sum(float(pair.mean.square().sum()) for pair in posterior.values())

@@ -25,11 +25,22 @@ def test_every_method_has_a_row(tmp_path, monkeypatch):
     Study(pipeline, 0, [0, 1], file).run()
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     found = {row["method"]: row for row in rows}
-    assert {"mean", "temperature", "cvp-adam", "cvp-isotropic", "mc-adam", "ensemble-2", "laplace"} < found.keys()
+    assert {
+        "mean",
+        "temperature",
+        "cvp-adam",
+        "cvp-isotropic",
+        "mc-adam",
+        "ensemble-2",
+        "laplace",
+        "factored-adam",
+    } < found.keys()
     assert all(0 <= row["metrics"]["accuracy"] <= 1 for row in rows)
     assert found["temperature"]["metrics"]["accuracy"] == found["mean"]["metrics"]["accuracy"]
     assert "chosen" in found["cvp-adam"]
     assert "chosen" not in found["cvp-adam-paper"]
+    rounded, exact = (found[name]["metrics"]["nll"] for name in ("cvp-adam-bfloat16", "cvp-adam"))
+    assert rounded == pytest.approx(exact, rel=0.05)
     before = file.read_text()
     Study(pipeline, 0, [0, 1], file).run()
     assert file.read_text() == before
