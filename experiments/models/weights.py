@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from experiments.faults import DataError
 from varprop.errors import shortened
 
 Tensors = dict[str, Tensor]
+_MODEL_KEYS = ("model", "state_dict", "model_state_dict")
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -41,3 +46,50 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
 
 def _shape(tensor: Tensor) -> str:
     return "×".join(map(str, tensor.shape)) or "scalar"
+
+
+def load_tensors(path: Path) -> Tensors:
+    """The weights in a .safetensors, or in a file that ``torch.save`` wrote."""
+    if path.suffix != ".safetensors":
+        return model_weights(read_checkpoint(path), path)
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path} is not a whole .safetensors: {error}") from None
+
+
+def read_checkpoint(path: Path) -> Mapping[str, Any]:
+    """What ``torch.save`` wrote, if it holds tensors and plain values only: anything that could run code is refused."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 (whatever a damaged or hostile file brings about)
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} is not a checkpoint of tensors and plain values: {first}") from None
+    if not isinstance(content, Mapping):
+        raise DataError(f"{path} holds a {type(content).__name__}, not a dict with a model and an optimizer")
+    return content
+
+
+def entry(checkpoint: Mapping[str, Any], keys: Sequence[str], path: Path, what: str) -> Mapping[str, Any]:
+    """What lies under the first of the keys that is there."""
+    for key in keys:
+        if isinstance(checkpoint.get(key), Mapping):
+            return checkpoint[key]
+    there = ", ".join(map(repr, list(checkpoint)[:8]))
+    raise DataError(f"{path} is without {what}: looked for {', '.join(map(repr, keys))}, and it holds {there}")
+
+
+def model_weights(checkpoint: Mapping[str, Any], path: Path) -> Tensors:
+    """By name, without what DistributedDataParallel and torch.compile put in front."""
+    tensors: Tensors = {}
+    weights = entry(checkpoint, _MODEL_KEYS, path, "the model's weights")
+    for key, tensor in weights.items():
+        name = key
+        while name.startswith(("module.", "_orig_mod.")):
+            name = name.partition(".")[2]
+        if not isinstance(tensor, Tensor):
+            raise DataError(f"{path}: {key!r} is a {type(tensor).__name__}, not a tensor")
+        tensors[name] = tensor
+    return tensors
