@@ -42,7 +42,7 @@ def of_torchvision(name: str) -> Made:
     model = getattr(torchvision.models, name)()
     if name.startswith("vit"):
         nn.init.normal_(model.heads.head.weight, std=0.02)  # it begins with zeros
-    return model, images("input" if name.startswith("convnext") else "x"), None
+    return model, images(), None
 
 
 def of_timm(name: str) -> Made:

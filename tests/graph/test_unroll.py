@@ -90,6 +90,31 @@ def test_lengths_are_values_of_the_call():
     assert (first.var[1, 2] == 1e-12).all()  # behind its end there is the bias of the head alone
 
 
+def test_lengths_on_the_cpu_beside_a_network_elsewhere():
+    """As torch packs by them. On the meta device there are no numbers, but all the ops of a GPU."""
+    model, x = make(nn.RNN, total=2)
+    net, lengths = vp.propagate(model, posterior_of(model)), torch.tensor([2, 1, 2])
+    net(x[:, :2], lengths)
+    net.to("meta")
+    found = net(x[:, :2].to("meta"), lengths)
+    assert found.mean.device.type == found.var.device.type == "meta"
+    assert len(net.signatures) == 1
+    for wrong in (x[:, :2], x[0, 0], lengths.int()):
+        with pytest.raises(vp.errors.DeviceMismatchError, match="an input is on cpu, the network on meta"):
+            net(x[:, :2].to("meta"), wrong)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_lengths_on_the_cpu_beside_a_network_on_a_gpu():
+    model, x = make(nn.RNN, total=2)
+    net, lengths = vp.propagate(model, posterior_of(model)), torch.tensor([2, 1, 2])
+    expected = net(x[:, :2], lengths)
+    model.cuda()
+    found = vp.propagate(model, posterior_of(model))(x[:, :2].cuda(), lengths)
+    torch.testing.assert_close(found.mean.cpu(), expected.mean)
+    torch.testing.assert_close(found.var.cpu(), expected.var)
+
+
 def test_a_length_that_depends_on_values_is_refused_whenever_it_comes():
     model, x = make(nn.RNN)
     net = vp.propagate(model, posterior_of(model))

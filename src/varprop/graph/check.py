@@ -26,12 +26,12 @@ def difference(lifting: Lifting, captured: Captured, call: Call) -> str | None:
     inputs = call.inputs
     with quiet():
         model = Model(lifting.model, lifting.tensors, call.structure, lifting.output)
-        expected = model(*(x.clone() for x in inputs))
+        expected = model(*(x.clone() for x in call.given_inputs))
         values = captured.run(lifting.tensors, inputs, {captured.output})
         if _agree(_ended(values[captured.output], captured.ending), expected):
             return None
         values = captured.run(lifting.tensors, inputs, set(captured.module_outputs.values()))
-        return _first(model, captured, values, inputs) or OUTPUT
+        return _first(model, captured, values, call.given_inputs) or OUTPUT
 
 
 def _first(model: Model, captured: Captured, values: dict[fx.Node, Any], inputs: list[Tensor]) -> str | None:

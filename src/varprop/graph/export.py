@@ -123,7 +123,7 @@ def _composites(graph: fx.Graph, known: Container[Any]) -> dict[Any, Callable[..
 def read_values(model: nn.Module, tensors: Registries, output: Output, call: Call) -> list[Any]:
     """What forward reads from its inputs in this call: numbers, and sizes that depend on entries."""
     reading = Reading()
-    Model(model, tensors, call.structure, output, reading)(*(x.clone() for x in call.inputs))
+    Model(model, tensors, call.structure, output, reading)(*(x.clone() for x in call.given_inputs))
     return reading.seen
 
 
@@ -179,7 +179,7 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
     """What a failed capture means: the user's inputs if the model itself fails on them, else the model."""
     if isinstance(error, VarpropError | torch.OutOfMemoryError):
         return error
-    name, inputs = type(model).__name__, call.inputs
+    name, inputs = type(model).__name__, call.given_inputs
     try:
         with torch.no_grad():
             Binder(model.forward).run(model, call.structure, inputs)

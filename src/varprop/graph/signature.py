@@ -30,18 +30,25 @@ class Call:
 
     structure: Structure
     leaves: list[Tensor]
+    given: list[Tensor] | None = None
+    """The tensors for the model itself, if they differ: lengths of sequences stay on the CPU."""
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The tensors the model sees: of moments, the mean."""
-        return [mean for mean, _ in self._pairs()]
+        """The tensors a graph of the model sees: of moments, the mean."""
+        return [mean for mean, _ in self._pairs(self.leaves)]
+
+    @property
+    def given_inputs(self) -> list[Tensor]:
+        """The tensors the model itself sees."""
+        return [mean for mean, _ in self._pairs(self.given or self.leaves)]
 
     @property
     def variances(self) -> list[Tensor]:
-        return [var for _, var in self._pairs() if var is not None]
+        return [var for _, var in self._pairs(self.leaves) if var is not None]
 
-    def _pairs(self) -> list[tuple[Tensor, Tensor | None]]:
-        remaining = iter(self.leaves)
+    def _pairs(self, leaves: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        remaining = iter(leaves)
         return [(next(remaining), next(remaining) if random else None) for random in random_inputs(self.structure)]
 
     @property

@@ -109,11 +109,14 @@ class MomentNet(Registries):
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call in the form that graphs know, checked."""
         call, device = self._binder.bind(args, kwargs), self.device
-        for leaf in call.leaves:
-            if leaf.device != device:
+        elsewhere = [leaf for leaf in call.leaves if leaf.device != device]
+        for leaf in elsewhere:
+            if not (leaf.device.type == "cpu" and leaf.ndim == 1 and leaf.dtype == torch.int64):
                 raise DeviceMismatchError(
                     f"an input is on {leaf.device}, the network on {device}: move one of them with .to()"
                 )
+        if elsewhere:  # lengths, which torch packs sequences by, are on the CPU
+            call = Call(call.structure, [leaf.to(device) for leaf in call.leaves], given=call.leaves)
         if call.variances and not torch.compiler.is_compiling():
             _refuse_wrong(call.variances)
         return call
