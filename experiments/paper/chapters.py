@@ -109,4 +109,5 @@ def _few(points: pd.DataFrame) -> list[bool]:
     return [slug in main or method_of(slug).samples is not None for slug in points.index]
 
 
-PAPER_SECTIONS: tuple[Maker, ...] = (outcomes, verdicts, *SECTIONS[1:-1], inside, SECTIONS[-1])
+_OPENING, _OUTCOMES, *_REST, _RUNS = SECTIONS
+PAPER_SECTIONS: tuple[Maker, ...] = (_OPENING, outcomes, verdicts, *_REST, inside, _RUNS)

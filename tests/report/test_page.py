@@ -1,20 +1,29 @@
 """The page as a file: whole, alone, and with the numbers of the rows."""
 
+import base64
+import io
 import json
 import math
 import re
 import sys
+import urllib.parse
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
+from PIL import Image
 
 from tests.report.synthetic_results import make
 from varprop.errors import ResultsError
 from varprop.evaluation.results import Results, Row
 from varprop.evaluation.thresholds import certify
 from varprop.report import write_report
+from varprop.report.figures import Drawing
+from varprop.report.page import _image
 from varprop.report.panel import MOST_EXAMPLES
+from varprop.report.style import drawing_style, figure
 from varprop.report.summary import Summary
 
 pytestmark = pytest.mark.second
@@ -51,7 +60,7 @@ def test_the_page_is_whole_and_stands_alone(report):
     text = report.read_text()
     page = Page(text)
     assert page.open == []
-    assert "http:" not in text
+    assert "http:" not in text.replace("xmlns='http://www.w3.org/2000/svg'", "")  # a name, not an address
     assert "https:" not in text
     assert "default-src 'none'" in text
     for tag, attributes in page.elements:
@@ -60,6 +69,24 @@ def test_the_page_is_whole_and_stands_alone(report):
         assert attributes.get("href", "#").startswith("#")
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
+
+
+def test_pictures_show_what_was_drawn():
+    """Their text is shortened, labels are not: 0.525 between 0.500 and 0.550 stays what it is."""
+    with drawing_style():
+        fig = figure(3, 2)
+        axes = fig.subplots()
+        axes.plot([0.5, 0.525, 0.55], [0, 1, 0], "o", rasterized=True)
+        axes.set(xticks=[0.5, 0.525, 0.55], title='"a" < b\'s c')
+        uri, _ = _image(Drawing("d", "n", "t", "alt", fig, pd.DataFrame()))
+    svg = ElementTree.fromstring(urllib.parse.unquote(uri.removeprefix("data:image/svg+xml,")))
+    words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"0.500", "0.525", "0.550", '"a" < b\'s c'} <= set(words)
+    (image,) = svg.iter("{http://www.w3.org/2000/svg}image")
+    kind, _, data = image.get("href").partition(",")
+    assert kind == "data:image/webp;base64"
+    assert np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).any()
+    assert '"' not in uri
 
 
 def test_figures_have_words_and_tables_have_headers(report):
@@ -76,7 +103,7 @@ def test_the_table_shows_means_errors_and_the_best(report, made):
     text = report.read_text()
     found = Summary(made.rows).estimates(("digits",))
     mean, sem = found.mean.at["cvp", "accuracy"], found.sem.at["cvp", "accuracy"]
-    assert re.search(rf">CVP</th>\s*<td class=\"number (best)?\">{mean:.2f}<small>± {sem:.2f}</small>", text)
+    assert re.search(rf">CVP</th>\s*<td( class=\"best\")?>{mean:.2f}<small>± {sem:.2f}</small>", text)
     words = " ".join("".join(Page(text).words).split())
     assert "Paired differences to CVP" in words
     assert "mean, MC-4, MC-8, Streamlining, CVP and stubborn; 3 seeds each" in words

@@ -38,10 +38,10 @@ def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Dr
         y = chosen["path"].map(paths.index) + offset
         axes.plot(chosen["alpha"], y, "o", ms=3.4, color=style.colour, alpha=0.35, mew=0, zorder=2)
         look: dict[str, Any] = {"ms": 5, "mec": SURFACE, "mew": 0.5, "zorder": 3, "label": method_of(method).title}
-        axes.plot(chosen["geometric_mean"], y, style.marker, color=style.colour, **look)
-        means = chosen.drop_duplicates("path")[["path", "geometric_mean"]].itertuples(index=False)
-        title = method_of(method).title
-        spots += [Spot(axes, a, paths.index(path) + offset, f"{path}, {title}: α = {a:.3g}") for path, a in means]
+        means, title = chosen.drop_duplicates("path"), method_of(method).title
+        axes.plot(means["geometric_mean"], y[means.index], style.marker, color=style.colour, **look)
+        told = zip(means["geometric_mean"], y[means.index], means["path"], strict=True)
+        spots += [Spot(axes, a, height, f"{path}, {title}: α = {a:.3g}") for a, height, path in told]
     axes.set_xlabel("Variance scale α (1 = as propagated)", loc="right")
     _legend(fig)
     alt = f"Learned variance scale of {len(paths)} modules, from {low:.2g} to {high:.2g}"

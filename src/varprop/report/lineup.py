@@ -46,9 +46,10 @@ def reference(slugs: Sequence[str]) -> str:
 
 
 def told(slugs: Sequence[str]) -> tuple[str, ...]:
-    """For a sentence: temperature scaling, and Monte Carlo with the most samples."""
+    """For a sentence: the reference, temperature scaling, and Monte Carlo with the most samples."""
     most = sampled(slugs)[-1 - ("cvp" in slugs) :][:1]
-    return tuple(slug for slug in slugs if slug == "temperature" or slug in most)
+    others = (slug for slug in slugs if slug == "temperature" or slug in most)
+    return tuple(dict.fromkeys([reference(slugs), *others]))
 
 
 def spoken(slug: str) -> str:

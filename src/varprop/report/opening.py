@@ -19,7 +19,7 @@ from varprop.report.summary import Summary
 
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 WORTH = 0.2
-"""The first risk at which some method answers that much is told of."""
+"""The first risk at which all methods that are spoken of answer that much is told of, else the first for any method."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Opening:
 
     @property
     def text(self) -> str:
-        told = [self.reference, *(m for m in lineup.told(list(self.found.index)) if m != self.reference)]
+        told = lineup.told(list(self.found.index))
         first, *rest = (f"{lineup.spoken(m)} {{}}{self.found.at[m, 'answered']:.1f} %" for m in told)
         said = ", ".join([first.format("answers "), *(each.format("") for each in rest)])
         return f"At most {100 * self.risk:g} % errors, certified: {said}.".replace(" %", "\u00a0%")
@@ -62,12 +62,16 @@ def opening(results: Results, summary: Summary, experiment: str) -> Opening | No
     seeds = {seed for _, seed in kept}
     # A method that has fewer seeds than others is not compared.
     kept = {key: s for key, s in kept.items() if all((key[0], seed) in kept for seed in seeds)}
+    first = None
     for risk in RISKS if kept else ():
         points = {key: certify(scores, risk) for key, scores in kept.items()}
         shares = pd.Series({key: _share(points[key], scores) for key, scores in kept.items()}).unstack(sort=False)
-        if shares.mean(axis=1).max() >= WORTH:
+        worth = shares.mean(axis=1) >= WORTH
+        if worth[list(lineup.told(list(worth.index)))].all():
             return _opened(risk, kept, points, shares)
-    return None
+        if worth.any() and first is None:
+            first = _opened(risk, kept, points, shares)
+    return first
 
 
 def _share(point: OperatingPoint | None, scores: Scores) -> float:

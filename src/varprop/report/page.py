@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import urllib.parse
@@ -10,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
+from PIL import Image
 
 from varprop.evaluation.methods import method_of
 from varprop.report import lineup
 from varprop.report.figures import Drawing
-from varprop.report.style import PALETTE, styles
+from varprop.report.style import PALETTE, styles, web_image
 from varprop.report.summary import Summary
 from varprop.report.tables import Table
 
@@ -50,6 +53,7 @@ def render(summary: Summary, sections: Sequence[Section]) -> str:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     drawings = [drawing for section in sections for part in section.parts for drawing in part.drawings]
     images = {(drawing.experiment, drawing.name): _image(drawing) for drawing in drawings}
     roles = {slug: style.role for slug, style in styles(summary.methods).items()}
@@ -83,15 +87,44 @@ def _image(drawing: Drawing) -> tuple[str, list[tuple[float, float, str]]]:
 def _shortened(svg: str) -> str:
     """For a URI in double quotes: without what no screen shows, and with each style written once."""
     svg = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"(\.\d\d)\d+", r"\1", re.sub(r"\s+", " ", svg)).replace("> <", "><").strip()
-    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
-    used = set(re.findall(r"#(\w+)", svg))
-    svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
+    svg = re.sub(r"\s+", " ", svg).replace("> <", "><").replace("xlink:href", "href").strip()
+    svg = re.sub(r' (xmlns:xlink="[^"]*"|transform="rotate\(-0 [^"]*")', "", svg)
+    names = dict.fromkeys(re.findall(r' id="([^"]+)"', svg))
+    used = {name: f"i{i}" for i, name in enumerate(names) if f"#{name}" in svg}
+    svg = re.sub(r' id="([^"]+)"', lambda found: f' id="{used[found[1]]}"' if found[1] in used else "", svg)
+    svg = re.sub(r"#(\w+)", lambda found: f"#{used.get(found[1], found[1])}", svg)
+    svg = re.sub(r' clip-path="([^"]*)" style="', r' style="clip-path: \1; ', svg)
     known: dict[str, int] = {}
     svg = re.sub(r' style="([^"]*)"', lambda found: f' class="s{known.setdefault(found[1], len(known))}"', svg)
-    rules = "".join(f".s{number}{{{style}}}" for style, number in known.items())
+    svg = re.sub(r"<[^>]*>", lambda tag: _terse(tag[0]), _ungrouped(svg))
+    svg = re.sub(r"data:image/png;base64,([^']*)", lambda found: web_image(_pixels(found[1]), lossless=True), svg)
+    rules = re.sub("([:;,]) ", r"\1", "".join(f".s{number}{{{style}}}" for style, number in known.items()))
     svg = svg.replace("</svg>", f"<style>{rules}</style></svg>")
-    return urllib.parse.quote(svg, safe="<> /=;,()'+{}*!~@")
+    return urllib.parse.quote(svg, safe="<> /=:;,()'+{}*!~@")
+
+
+def _pixels(text: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+def _ungrouped(svg: str) -> str:
+    """Without groups that say nothing of their members."""
+    kept: list[bool] = []
+
+    def replace(found: re.Match[str]) -> str:
+        if found[0] == "</g>":
+            return "</g>" * kept.pop()
+        kept.append(found[0] != "<g>")
+        return found[0] * kept[-1]
+
+    return re.sub(r"</?g\b[^>]*>", replace, re.sub(r"<g\b[^>]*/>", "", svg))
+
+
+def _terse(tag: str) -> str:
+    """Two digits after the point, and quotes that a URI need not escape."""
+    tag = re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    tag = re.sub(r' d="[^"]*"', lambda found: re.sub(r" ?([A-Zz]) ?", r"\1", found[0]), tag)
+    return re.sub(r'="([^"\']*)"', r"='\1'", tag)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from typing import Any
 
 import numpy as np
-from matplotlib.image import imsave
 
 from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import method_of
@@ -16,7 +13,7 @@ from varprop.evaluation.results import Results
 from varprop.evaluation.thresholds import LEVEL, Finder, certify, meet
 from varprop.report import lineup
 from varprop.report.opening import opening
-from varprop.report.style import styles
+from varprop.report.style import styles, web_image
 from varprop.report.summary import Summary
 
 MOST_EXAMPLES = 400
@@ -87,7 +84,7 @@ def _points(scores: Scores, budgets: list[float], find: Finder) -> list[list[flo
     """Threshold, answered and errors for each budget; nothing where it cannot be met."""
     found = (find(scores, budget / 100) for budget in budgets)
     # JSON has no −∞, the threshold that answers everything.
-    return [[max(p.threshold, -1e9), p.answered, _short(p.errors)] if p else None for p in found]
+    return [[round(max(p.threshold, -1e9), 5), p.answered, _short(p.errors)] if p else None for p in found]
 
 
 def _short(value: float) -> float:
@@ -95,7 +92,7 @@ def _short(value: float) -> float:
 
 
 def _sheet(images: np.ndarray) -> dict[str, Any]:
-    """All thumbnails in one PNG, as a data URI, and where they are in it."""
+    """All thumbnails in one image, and where they are in it."""
     count, height, width = images.shape[:3]
     across = min(_ACROSS, count)
     down = math.ceil(count / across)
@@ -103,7 +100,5 @@ def _sheet(images: np.ndarray) -> dict[str, Any]:
     sheet[:count] = images
     sheet = sheet.reshape(down, across, *images.shape[1:]).swapaxes(1, 2).reshape(down * height, across * width, -1)
     colours = sheet if sheet.shape[2] == 3 else sheet.repeat(3, axis=2)
-    out = io.BytesIO()
-    imsave(out, colours, format="png", metadata={"Software": ""})
-    uri = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    uri = web_image(colours, quality=90)
     return {"uri": uri, "count": count, "across": across, "down": down, "width": width, "height": height}

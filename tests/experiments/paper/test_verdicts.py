@@ -11,6 +11,7 @@ from experiments.paper.verdicts import order, verdict
 from varprop.evaluation.methods import ABLATIONS
 from varprop.evaluation.results import Row, read_results
 from varprop.report import tables
+from varprop.report.sections import opening, outcomes
 from varprop.report.style import drawing_style
 from varprop.report.summary import Summary
 
@@ -131,3 +132,15 @@ def test_stored_tables_are_drawn_again_the_same(tmp_path):
 def test_stored_results_are_small():
     files = [path for path in STORED.parent.rglob("*") if path.is_file() and "report" not in path.parts]
     assert sum(path.stat().st_size for path in files) < 3e6
+
+
+def test_the_papers_tables_take_the_place_of_the_plain_ones():
+    assert chapters.PAPER_SECTIONS[0] is opening
+    assert outcomes not in chapters.PAPER_SECTIONS
+
+
+@pytest.mark.slow
+def test_a_page_of_four_experiments_is_small(tmp_path):
+    page = chapters.write_paper_report(STORED, tmp_path)
+    assert page.stat().st_size < 2e6
+    assert page.read_text().count("<h2>") == len(chapters.PAPER_SECTIONS)
