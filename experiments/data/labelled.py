@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -10,11 +12,53 @@ from torch import Tensor
 from experiments.faults import DataError
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Scores in [0, 1] of many answers, most of them 0: as labels they are indexed, and what comes is dense."""
+
+    answers: Tensor
+    """[N, most], the answers with a score of each example, filled up with 0."""
+    values: Tensor
+    """[N, most], their scores, filled up with 0."""
+    classes: int
+
+    @classmethod
+    def of(cls, scores: Sequence[Mapping[int, float]], classes: int) -> Self:
+        """From the scores of each example, by answer."""
+        answers = torch.zeros(len(scores), max((len(each) for each in scores), default=0), dtype=torch.long)
+        values = torch.zeros(answers.shape)
+        for row, each in enumerate(scores):
+            answers[row, : len(each)] = torch.tensor(list(each), dtype=torch.long)
+            values[row, : len(each)] = torch.tensor(list(each.values()))
+        return cls(answers, values, classes)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        """[n, classes]"""
+        answers, values = self.answers[rows], self.values[rows]
+        return values.new_zeros(len(answers), self.classes).scatter_add_(1, answers, values)
+
+    def take(self, rows: Tensor | slice) -> Self:
+        return type(self)(self.answers[rows], self.values[rows], self.classes)
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(self.answers.to(device), self.values.to(device), self.classes)
+
+
+Labels = Tensor | Scores
+
+
+def take_labels(labels: Labels, rows: Tensor | slice) -> Labels:
+    return labels.take(rows) if isinstance(labels, Scores) else labels[rows]
+
+
 class Labelled(Protocol):
     """Labels in memory, and inputs that may lie in memory or on disk."""
 
     @property
-    def labels(self) -> Tensor: ...
+    def labels(self) -> Labels: ...
 
     def __len__(self) -> int: ...
 

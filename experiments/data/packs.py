@@ -17,19 +17,36 @@ from experiments.faults import DataError
 def read_pack(path: Path, images: str = "images") -> tuple[list[bytes], Tensor]:
     """The encoded images (or sheets of them) and the labels."""
     data, ends, labels = _arrays(path, images, "ends", "labels")
-    for name, array in (("ends", ends), ("labels", labels)):
+    _refuse_other(path, ends=ends, labels=labels)
+    if data.dtype != np.uint8:
+        raise DataError(f"{path} is not a whole pack of images: its {images} are {data.dtype}, not bytes")
+    return _divided(data, ends, path), torch.from_numpy(labels.astype(np.int64))
+
+
+def _refuse_other(path: Path, **arrays: np.ndarray) -> None:
+    for name, array in arrays.items():
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise DataError(
                 f"{path} is not a whole pack of images: its {name} are {array.dtype}, {array.ndim}-dimensional"
             )
-    if data.dtype != np.uint8:
-        raise DataError(f"{path} is not a whole pack of images: its {images} are {data.dtype}, not bytes")
+
+
+def _divided(data: np.ndarray, ends: np.ndarray, path: Path) -> list[bytes]:
+    _refuse_other(path, ends=ends)
     starts = [0, *ends[:-1].tolist()]
     if not len(ends) or ends[-1] != data.size or any(start >= end for start, end in zip(starts, ends, strict=True)):
         raise DataError(f"{path} is not a whole pack of images: its ends do not divide its {data.size} bytes")
     whole = data.tobytes()
-    encoded = [whole[start:end] for start, end in zip(starts, ends.tolist(), strict=True)]
-    return encoded, torch.from_numpy(labels.astype(np.int64))
+    return [whole[start:end] for start, end in zip(starts, ends.tolist(), strict=True)]
+
+
+def named_images(path: Path) -> tuple[list[bytes], list[str]]:
+    """The encoded images, and a name of each."""
+    data, ends, names = _arrays(path, "images", "ends", "names")
+    encoded = _divided(data, ends, path)
+    if len(names) != len(encoded):
+        raise DataError(f"{path} holds {len(encoded)} images and {len(names)} names")
+    return encoded, names.tolist()
 
 
 def one_each(path: Path) -> tuple[list[bytes], Tensor]:
