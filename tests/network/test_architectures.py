@@ -97,6 +97,21 @@ def test_it_propagates(name):
     assert (found.var > 0).all()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* cannot be captured with free sizes")
+def test_chunks_of_a_scan_at_another_length():
+    """Mamba2 pads to whole chunks, by as much as the length lacks."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1}
+    model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes, vocab_size=50, chunk_size=4)).eval()
+    net = vp.propagate(model, posterior_of(model, 1e-12))
+    for length in (8, 7, 3):
+        ids = torch.randint(0, 50, (2, length))
+        found, plain = net(input_ids=ids), model(input_ids=ids).logits.detach()
+        torch.testing.assert_close(found.mean, plain, rtol=1e-4, atol=1e-5)
+        assert (found.var > 0).all()
+
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "architectures.py"
 
 
