@@ -404,3 +404,25 @@ def test_a_graph_for_each_shape_is_said_once_and_their_number_bounded(model, len
     assert any(latest in text for text in net.signatures)
     for freedom in range(3):
         assert sum(plan.signature.freedom == freedom for plan in net._plans) <= 2
+
+
+def test_a_graph_for_each_number_is_said_once_and_their_number_bounded(monkeypatch):
+    monkeypatch.setattr(moment_net, "MOST_GRAPHS", 2)
+    model = Shifted()
+    net, x = network(model), torch.randn(3, 2)
+    with warnings.catch_warnings(record=True, action="always") as said:
+        for shift in (0.5, 1.5, 2.5):
+            torch.testing.assert_close(net(x, [shift]).mean, model(x, [shift]).detach())
+    assert len(said) == 1
+    assert "every new number that Shifted is called with gets a graph" in str(said[0].message)
+    assert said[0].filename == __file__
+    assert len(net.signatures) == 2
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, shifts):
+        return self.layer(x) + shifts[0]

@@ -171,9 +171,9 @@ class Signature:
         return sum(isinstance(size, str) for sizes in self.sizes for size in sizes)
 
     def alike(self, other: Signature) -> bool:
-        """Do their calls differ in sizes alone?"""
+        """Do their calls differ in sizes and numbers alone?"""
         ndims = [*map(len, self.sizes)] == [*map(len, other.sizes)]
-        return ndims and self.structure == other.structure and self.dtypes == other.dtypes
+        return ndims and self.dtypes == other.dtypes and _less_numbers(self.structure) == _less_numbers(other.structure)
 
     def leaves_no_need(self, other: Signature) -> bool:
         """Could it have served a like call of ``other``, were it not for sizes that the model fixes? Torch fixes those
@@ -185,6 +185,14 @@ class Signature:
     def describe(self) -> str:
         pairs = zip(self.dtypes, self.sizes, strict=True)
         return ", ".join(f"{dtype_name(dtype)}[{', '.join(map(str, sizes))}]" for dtype, sizes in pairs)
+
+
+def _less_numbers(structure: Structure) -> Structure:
+    if structure[0] == "constant":
+        return structure[:2] if structure[1] in (int, float) else structure
+    if structure[0] == "dict":
+        return ("dict", *((key, _less_numbers(item)) for key, item in structure[1]))
+    return (structure[0], *(_less_numbers(item) for items in structure[1:] for item in items))
 
 
 # --- sizes that may stay free --------------------------------------------------------------------

@@ -73,7 +73,7 @@ class MomentNet(Registries):
         self.temperature = 1.0
         self.calibration: Calibration | None = None
         self._plans: list[Plan] = []
-        self._told_of_sizes = False
+        self._said: set[str] = set()
         self._lock = threading.RLock()
         self.register_load_state_dict_post_hook(_refold)
 
@@ -138,21 +138,28 @@ class MomentNet(Registries):
         """Keep a plan; of those for one set of sizes, the latest."""
         name, freedom = type(self._model[0]).__name__, plan.signature.freedom
         alike = [known for known in self._plans if known.signature.alike(plan.signature)]
+        same = [known for known in alike if known.signature.structure == plan.signature.structure]
         as_rigid = [known for known in alike if known.signature.freedom <= freedom]
         if plan.captured.ending and not self._plans:
-            _say(f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect")
+            self._say(f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect")
         if not self._plans and (end := plan.dead_end):
-            _say(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
-        if not self._told_of_sizes and any(known.signature.leaves_no_need(plan.signature) for known in alike):
-            self._told_of_sizes = True
-            _say(
-                f"{name} cannot be captured with free sizes: every new shape of its inputs gets a graph of its own, "
-                f"of which the latest {MOST_GRAPHS} are kept; pad inputs to a few shapes"
-            )
+            self._say(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
+        kept = f"gets a graph of its own, of which the latest {MOST_GRAPHS} are kept"
+        if any(known.signature.leaves_no_need(plan.signature) for known in same):
+            text = f"{name} cannot be captured with free sizes: every new shape of its inputs {kept}"
+            self._say(f"{text}; pad inputs to a few shapes")
+        if len(same) < len(alike):
+            self._say(f"every new number that {name} is called with {kept}; give numbers that change as tensors")
         if len(as_rigid) >= MOST_GRAPHS:
             self._plans.remove(as_rigid[0])
         self._plans.append(plan)
         return plan
+
+    def _say(self, text: str) -> None:
+        """Once, at the call of the network."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=7)
 
     def capture_outlines(self, calls: Iterable[Call]) -> None:
         """Capture calls of which only structure, dtypes and sizes are known."""
@@ -288,10 +295,6 @@ def _refuse_wrong(variances: list[Tensor]) -> None:
 def _refuse_half(dtype: torch.dtype | None) -> None:
     if dtype == torch.float16:
         raise PrecisionError("float16 turns variances below 6e-8 into 0: use bfloat16, or float32 under autocast")
-
-
-def _say(text: str) -> None:
-    warnings.warn(text, stacklevel=6)  # at the call of the network
 
 
 def _is_float(value: Any) -> bool:
