@@ -13,8 +13,10 @@ from torch import nn
 
 from experiments.data.labelled import Labelled
 from experiments.recipes import Recipe
+from experiments.training import SOFTMAX
 from varprop.evaluation.methods import ABLATIONS, Method, listed, monte_carlo
 from varprop.posterior import Posterior
+from varprop.prediction.links import ClassLink
 
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
 METHODS = (*listed("mean,temperature"), *map(monte_carlo, SAMPLES), *ABLATIONS.values())
@@ -70,6 +72,8 @@ class Experiment:
     recipe: Recipe
     prepare: Callable[[Any], Any]
     """From raw inputs, as the data has them, to what the network takes; on its device."""
+    link: ClassLink = SOFTMAX
+    """What the logits mean: one class, or with a sigmoid any number of answers, which may have scores."""
     paper: str | None = None
     """The paper's row that it reproduces, or stands in for."""
     stand_in: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ from experiments.layernorm import traced
 from experiments.loading import PreparedBatches
 from experiments.paper.norms import keep_norms, kept_norms
 from experiments.recipes import Recipe
-from experiments.training import Lane, lane, train
+from experiments.training import SOFTMAX, Lane, lane, train
 from varprop.batch import read
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.evaluation.cost import Cost, relative_costs
-from varprop.evaluation.evaluate import evaluate_answers, measure, record
+from varprop.evaluation.evaluate import best_thresholds, measure, record, scores_of_each
+from varprop.evaluation.evaluated import Evaluation
 from varprop.evaluation.fidelity import compare
 from varprop.evaluation.methods import Method
 from varprop.evaluation.results import Results, Row
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
+from varprop.prediction.links import ClassLink
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.predictors import Predictor, Propagated
 from varprop.rules import CVP, RuleSet
@@ -87,6 +89,8 @@ class Pipeline:
         what = {"title": self.experiment.title, "about": self.experiment.about}
         whose = {"paper": self.experiment.paper, "stand_in": self.experiment.stand_in}
         found = {**what, **whose, "recipe": asdict(self.recipe), "limit": self.limit}
+        if self.experiment.link != SOFTMAX:
+            found["link"] = str(self.experiment.link)
         if self.sources.weights is not None:
             found["weights"] = self.sources.fingerprint
         return json.loads(json.dumps(found))
@@ -126,7 +130,8 @@ class Pipeline:
     def _train(self, seeds: Sequence[int]) -> list[Posterior]:
         lanes = [self._lane(seed) for seed in seeds]
         splits = self.splits(seeds[0])
-        return train(lanes, self._start, splits.train, self.experiment.prepare, self.device, progress=self.progress)
+        prepare, link = self.experiment.prepare, self.experiment.link
+        return train(lanes, self._start, splits.train, prepare, self.device, link=link, progress=self.progress)
 
     def _lane(self, seed: int) -> Lane:
         return lane(self.experiment.name, self.recipe, seed, self.folder, self.sources.fingerprint, self.limit)
@@ -157,10 +162,12 @@ class Pipeline:
                 keep(*self._measured(results, method, subject, entries))
             elif method == sampled[0]:  # and all others with it
                 self.say(f"seed {seed}: {', '.join(each.title for each in sampled)}")
-                for each, pairs in self._sampled(sampled, subject, seed):
-                    before = evaluate_answers(pairs[0], progress=False)
-                    after = evaluate_answers(pairs[1], held_out=before, progress=False)
-                    keep(*record(before, after, method=each.slug, **entries))
+                parts = subject.held_out, subject.test
+                before, after = (self._sampled(sampled, subject, seed, part) for part in parts)
+                for each in sampled:
+                    first = Evaluation(before[each])
+                    thresholds = best_thresholds(first.confidence, first.correctness)
+                    keep(*record(first, Evaluation(after[each], thresholds), method=each.slug, **entries))
 
     def _measured(
         self, results: Results, method: Method, subject: _Subject, entries: dict[str, Any]
@@ -180,16 +187,23 @@ class Pipeline:
                 keep_norms(results, self.experiment.name, [traced(predictor.net, *args, **kwargs)])
         return row, scores
 
+    @torch.no_grad()
     def _sampled(
-        self, methods: Sequence[Method], subject: _Subject, seed: int
-    ) -> Iterator[tuple[Method, list[list[tuple[Any, Tensor]]]]]:
-        """Predictions of each method, on held-out and on test data: the draws of one are the first of the next."""
+        self, methods: Sequence[Method], subject: _Subject, seed: int, batches: PreparedBatches
+    ) -> dict[Method, dict[str, Tensor]]:
+        """The scores of each example by each method, batch by batch: the draws of one are the first of the next."""
         counts = {method: method.samples or 0 for method in methods}
         at_once = 1 if self.device == "cpu" else self.experiment.side_by_side
-        most = MonteCarlo(subject.model, subject.posterior, max(counts.values()), seed=seed, at_once=at_once)
-        kept = [_draws(most, batches) for batches in (subject.held_out, subject.test)]
-        for method, count in counts.items():
-            yield method, [[(most.link.average(logits[:count]), target) for logits, target in part] for part in kept]
+        most = MonteCarlo(
+            subject.model, subject.posterior, max(counts.values()), link=subject.link, seed=seed, at_once=at_once
+        )
+        scores: dict[Method, list[dict[str, Tensor]]] = {method: [] for method in methods}
+        for batch in read(batches):
+            logits = list(most.draws(*batch.args, **batch.kwargs))
+            for method, count in counts.items():
+                found = scores_of_each(subject.link.average(logits[:count]), batch.target)
+                scores[method].append({name: value.cpu() for name, value in found.items()})
+        return {m: {name: torch.cat([each[name] for each in some]) for name in some[0]} for m, some in scores.items()}
 
     def _subject(self, seed: int) -> _Subject:
         model, posterior = self.trained(seed)
@@ -198,7 +212,7 @@ class Pipeline:
         held_out, test = (
             PreparedBatches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
         )
-        return _Subject(model, posterior, held_out, test)
+        return _Subject(model, posterior, held_out, test, self.experiment.link)
 
     def _costs(self, subject: _Subject) -> dict[str, Cost]:
         """What each method costs: measured once for an experiment and a device, and kept beside the rows."""
@@ -234,22 +248,18 @@ class _Subject:
     posterior: Posterior
     held_out: PreparedBatches
     test: PreparedBatches
+    link: ClassLink
     nets: dict[RuleSet, MomentNet] = field(default_factory=dict)
 
     def predictor(self, method: Method, paper: FixedEpochs, progress: bool) -> Predictor:
-        return method.build(self.model, self.posterior, self.held_out, lift=self.lifted, paper=paper, progress=progress)
+        settings: dict[str, Any] = {"link": self.link, "lift": self.lifted, "paper": paper, "progress": progress}
+        return method.build(self.model, self.posterior, self.held_out, **settings)
 
     def lifted(self, rules: RuleSet) -> MomentNet:
         """Methods with the same rules share what is captured."""
         if rules not in self.nets:
             self.nets[rules] = propagate(self.model, self.posterior, rules)
         return self.nets[rules]
-
-
-@torch.no_grad()
-def _draws(sampler: MonteCarlo, batches: PreparedBatches) -> list[tuple[list[Tensor], Tensor]]:
-    """The logits of every network, for each batch."""
-    return [(list(sampler.draws(*batch.args, **batch.kwargs)), batch.target) for batch in read(batches)]
 
 
 def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -52,8 +52,9 @@ def search(
     trials = []
     for (name, seed), (model, posterior) in zip(pairs, posteriors, strict=True):
         held_out = PreparedBatches(experiment.splits(sources, seed).held_out, experiment.prepare, 500, device)
-        mean = evaluate(MeanNetwork(model, posterior), held_out, progress=False)
-        sampled = evaluate(MonteCarlo(model, posterior, SAMPLES, seed=seed), held_out, progress=False)
+        mean = evaluate(MeanNetwork(model, posterior, link=experiment.link), held_out, progress=False)
+        sampler = MonteCarlo(model, posterior, SAMPLES, link=experiment.link, seed=seed)
+        sampled = evaluate(sampler, held_out, progress=False)
         trials.append(Trial(name, seed, dict(mean.metrics), dict(sampled.metrics)))
     recipes = {name: asdict(recipe) for name, recipe in experiment.candidates.items()}
     found = {"revision": revision(), "recipes": recipes, "trials": [asdict(trial) for trial in trials]}
@@ -84,7 +85,7 @@ def _posteriors(
         return
     try:
         examples = experiment.splits(sources, pairs[0][1]).train
-        posteriors = train(lanes, start, examples, experiment.prepare, device, progress=progress)
+        posteriors = train(lanes, start, examples, experiment.prepare, device, link=experiment.link, progress=progress)
     except torch.OutOfMemoryError as error:
         raise ExperimentError(
             f"{device} has too little memory for {len(lanes)} networks side by side "

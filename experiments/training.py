@@ -28,9 +28,27 @@ from experiments.recipes import Recipe
 from experiments.side_by_side import SideBySide, each_of
 from varprop.errors import InputError
 from varprop.posterior import Posterior
+from varprop.prediction.links import Bernoulli, Link, Softmax
 
 Prepare = Callable[[Any], Any]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of each example, from logits [N, C] and labels."""
+SOFTMAX = Softmax()
 SAVE_EVERY = 30.0  # seconds
+
+
+def loss_of(link: Link) -> Loss:
+    """The link's loss of one network, without checks, which would make a GPU wait."""
+    return binary_cross_entropy if isinstance(link, Bernoulli) else categorical_cross_entropy
+
+
+def categorical_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def binary_cross_entropy(logits: Tensor, scores: Tensor) -> Tensor:
+    """Summed over answers."""
+    return F.binary_cross_entropy_with_logits(logits, scores, reduction="none").sum(-1)
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,7 @@ def train(
     prepare: Prepare,
     device: str,
     *,
+    link: Link = SOFTMAX,
     progress: bool = True,
 ) -> list[Posterior]:
     """The posterior of each. Lanes must agree in epochs, batch and shapes of the model; all else may differ."""
@@ -86,7 +105,7 @@ def train(
         raise InputError(f"networks side by side must have the same epochs and batch, not {sorted(shapes)}")
     order = sorted(range(len(lanes)), key=lambda i: lanes[i].pace)
     lanes = [lanes[i] for i in order]
-    run = _Run(lanes, [model(lane) for lane in lanes], examples.to(device), prepare, device)
+    run = _Run(lanes, [model(lane) for lane in lanes], examples.to(device), prepare, loss_of(link), device)
     epochs = lanes[0].recipe.epochs
     saved = time.monotonic()
     hidden = not progress or run.done == epochs
@@ -106,9 +125,15 @@ class _Run:
     """Where the training stands. Networks with the same settings and schedule are one parameter of the optimizer."""
 
     def __init__(
-        self, lanes: Sequence[Lane], models: Sequence[nn.Module], examples: Labelled, prepare: Prepare, device: str
+        self,
+        lanes: Sequence[Lane],
+        models: Sequence[nn.Module],
+        examples: Labelled,
+        prepare: Prepare,
+        loss: Loss,
+        device: str,
     ) -> None:
-        self.lanes, self.examples, self.prepare = lanes, examples, prepare
+        self.lanes, self.examples, self.prepare, self.loss = lanes, examples, prepare, loss
         self.device = torch.device(device)
         self.networks = SideBySide(models, device)
         self.groups = [list(group) for _, group in itertools.groupby(range(len(lanes)), lambda i: lanes[i].pace)]
@@ -179,8 +204,7 @@ class _Run:
         # Fused attention fails in the backward pass of stacked networks (torch 2.11), and gains little at this size.
         with sdpa_kernel(SDPBackend.MATH), torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
             logits = self.networks(torch.cat([*self.rows]), inputs)
-        each = F.cross_entropy(logits.float().flatten(0, 1), labels, reduction="none")
-        return each.view(many).mean(1)
+        return self.loss(logits.float().flatten(0, 1), labels).view(many).mean(1)
 
     def _clip(self) -> None:
         """Each network's gradient by its own norm."""

@@ -28,6 +28,7 @@ BASE: Mapping[str, int] = MappingProxyType(
 )
 """The sizes of ViT-B/16."""
 _NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_PADDING = ("[PAD]", "<pad>")
 # What other heads and older versions leave in a checkpoint, and a classifier does without.
 _UNUSED = ("pooler", "cls", "lm_head", "classifier", "position_ids", "mask_token")
 
@@ -43,12 +44,24 @@ def minilm(folder: Path, classes: int = 2, seed: int = 0) -> nn.Module:
 
 def tokenize(folder: Path, sentences: Sequence[str], length: int = LENGTH) -> dict[str, Tensor]:
     """``input_ids`` and ``attention_mask``, [N, length], padded at the end; what is longer is cut."""
-    place = _place(folder)
-    if not (place / "tokenizer.json").is_file():
-        raise DataError(f"{place} holds no tokenizer.json")
-    tokenizer = library().AutoTokenizer.from_pretrained(place, local_files_only=True)
-    cut = {"padding": "max_length", "truncation": True, "max_length": length}
-    return dict(tokenizer(list(sentences), **cut, return_token_type_ids=False, return_tensors="pt"))
+    path = _place(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise DataError(f"{path.parent} holds no tokenizer.json")
+    library()  # for its errors, if it is not installed
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # what tokenizers raises
+        raise DataError(f"{path} is not a tokenizer: {error}") from error
+    padding = next((token for token in _PADDING if tokenizer.token_to_id(token) is not None), None)
+    if padding is None:
+        raise DataError(f"{path} has no token for padding ({', '.join(_PADDING)})")
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_token=padding, pad_id=tokenizer.token_to_id(padding))
+    found = tokenizer.encode_batch(list(sentences))
+    named = {"input_ids": [each.ids for each in found], "attention_mask": [each.attention_mask for each in found]}
+    return {name: torch.tensor(rows, dtype=torch.long).view(-1, length) for name, rows in named.items()}
 
 
 def vit_base(checkpoint: Path | None, classes: int = 100, seed: int = 0, sizes: Mapping[str, int] = BASE) -> nn.Module:

@@ -18,8 +18,11 @@ from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.fashion_mnist import FASHION_MNIST
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
 from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
+from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
+from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
+from experiments.rows.vqav2_vilt import VQAV2_VILT
 from varprop.errors import InputError
 
 ROWS: Mapping[str, Experiment] = MappingProxyType(
@@ -29,6 +32,9 @@ ROWS: Mapping[str, Experiment] = MappingProxyType(
             CIFAR10_VIT,
             CIFAR100_VIT,
             IMAGENET_RESNET50,
+            VQAV2_BEIT3,
+            NLVR2_BEIT3,
+            VQAV2_VILT,
             TINY_IMAGENET_VIT,
             IMAGENET_SAMPLE_RESNET50,
             SST2_MINILM,

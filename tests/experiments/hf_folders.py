@@ -21,6 +21,10 @@ def bert(folder):
     weights = load_file(folder / "model.safetensors")
     weights["embeddings.position_ids"] = torch.arange(config.max_position_embeddings)[None]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return tokenizer(folder)
+
+
+def tokenizer(folder):
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -28,6 +32,14 @@ def bert(folder):
     tokenizer.enable_padding(length=128)  # as in the published file: ours must override it
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def vilt(folder, **sizes):
+    """Of ``ViltModel`` with its pooler, without a head: as for masked language modelling."""
+    torch.manual_seed(0)
+    config = transformers.ViltConfig(**sizes)
+    transformers.ViltModel(config).save_pretrained(folder)
+    return tokenizer(folder)
 
 
 def vit(folder, sizes=SIZES):

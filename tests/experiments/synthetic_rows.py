@@ -1,21 +1,32 @@
 """The rows of pretrained models with synthetic data and weights in exactly the formats of the real ones."""
 
+import functools
+import json
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
 from experiments.data.cifar import cifar100 as cifar100_reader
+from experiments.data.illustrated import Padded, Squares
 from experiments.data.imagenet import SAMPLE
+from experiments.data.vqav2 import VOCABULARY
 from experiments.experiment import Sources
+from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
 from experiments.models.resnet import ResNet
-from experiments.rows import imagenet_resnet50, scratch
+from experiments.rows import imagenet_resnet50, questions, scratch
+from experiments.rows import nlvr2_beit3 as nlvr2_beit3_row
+from experiments.rows import vqav2_beit3 as vqav2_beit3_row
+from experiments.rows import vqav2_vilt as vqav2_vilt_row
 from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
 from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
+from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.sst2_minilm import SST2_MINILM
-from tests.experiments import hf_folders, keras_files
-from tests.experiments.data import formats
+from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
+from experiments.rows.vqav2_vilt import VQAV2_VILT
+from tests.experiments import hf_folders, keras_files, multimodal
+from tests.experiments.data import formats, multimodal_files
 from varprop.evaluation.methods import listed
 
 METHODS = tuple(listed("mean,cvp"))
@@ -84,3 +95,46 @@ def sst2(folder):
     formats.glue(folder / "sst2", {name: "label\tsentence\n" + "".join(part) for name, part in texts.items()})
     hf_folders.bert(folder / "bert")
     return shortened(SST2_MINILM, epochs=1, batch=2), Sources(folder, folder / "bert")
+
+
+def vqav2_beit3(folder, sizes=multimodal.BEIT3, classes=2):
+    """Four steps of two questions, two held out, sixteen tested."""
+    _asked(folder, classes)
+    _beit3_folder(folder / "beit3", Beit3ForQuestions(classes=3, **sizes))
+    found = shortened(VQAV2_BEIT3, epochs=1, batch=2, model={"classes": classes, **sizes})
+    view = Squares(("image",), sizes["img_size"])
+    splits = questions.splits(vqav2_beit3_row.folder, vqav2_beit3_row.tokens, view, classes)
+    return replace(found, splits=splits), Sources(folder, folder / "beit3")
+
+
+def vqav2_vilt(folder, sizes=multimodal.VILT, classes=2, view=None):
+    """The same questions, about images that are padded."""
+    _asked(folder, classes)
+    hf_folders.vilt(folder / "vilt", **sizes)
+    found = shortened(VQAV2_VILT, epochs=1, batch=2, model={"classes": classes})
+    view = view or Padded(short=64, long=96)
+    splits = questions.splits(vqav2_vilt_row.folder, vqav2_vilt_row.tokens, view, classes)
+    return replace(found, splits=splits), Sources(folder, folder / "vilt")
+
+
+def nlvr2_beit3(folder, sizes=multimodal.BEIT3):
+    """A step of two statements, four held out, three tested."""
+    stated = {"train": ["True", "False", "True"], "dev": ["False", "True"] * 2, "test1": ["True", "False", "True"]}
+    multimodal_files.nlvr2(folder / "nlvr2", stated)
+    _beit3_folder(folder / "beit3", Beit3ForPairs(**sizes))
+    found = shortened(NLVR2_BEIT3, epochs=1, batch=2, model={"classes": 2, **sizes})
+    splits = functools.partial(nlvr2_beit3_row.splits, side=sizes["img_size"])
+    return replace(found, splits=splits), Sources(folder, folder / "beit3")
+
+
+def _asked(folder, classes):
+    multimodal_files.vqav2(folder / "vqav2")
+    answers = ["2", "no", *map(str, range(9, 9999))]
+    lines = [json.dumps({"answer": answer, "label": i}) for i, answer in enumerate(answers[:classes])]
+    (folder / "vqav2" / VOCABULARY).write_text("\n".join(lines))
+
+
+def _beit3_folder(folder, model):
+    folder.mkdir()
+    hf_folders.tokenizer(folder)
+    torch.save({"model": model.state_dict()}, folder / "beit3_base_patch16_224.pth")

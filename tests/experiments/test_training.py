@@ -263,7 +263,9 @@ def test_a_large_batch_is_all_there_is(tmp_path, steps):
 def test_gradients_are_clipped_by_each_networks_own_norm(tmp_path):
     clips = (1.0, 1.0, 9.0)
     lanes = [Lane(replace(RECIPE, gradient_clip=c), seed, tmp_path / str(seed)) for seed, c in enumerate(clips)]
-    trained = training._Run(lanes, [start(lane) for lane in lanes], DATA, centred, "cpu")
+    trained = training._Run(
+        lanes, [start(lane) for lane in lanes], DATA, centred, training.categorical_cross_entropy, "cpu"
+    )
     sizes = iter((50.0, 0.5, 10.0))
     for rows in trained.rows:
         rows.grad = torch.stack([torch.full_like(row, next(sizes) / len(row) ** 0.5) for row in rows.detach()])

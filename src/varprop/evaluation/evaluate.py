@@ -64,7 +64,7 @@ def evaluate_answers(
     parts: dict[str, list[Tensor]] = {}
     with tqdm(desc="evaluate", unit=" examples", disable=None if progress else True, leave=False) as bar:
         for answer, target in pairs:
-            of_each = _of_output if isinstance(answer, Regression) else _of_each
+            of_each = _of_output if isinstance(answer, Regression) else scores_of_each
             for name, value in of_each(answer, target).items():
                 parts.setdefault(name, []).append(value.cpu())
             bar.update(len(target))
@@ -118,7 +118,7 @@ def _of_output(prediction: Regression, target: Tensor) -> dict[str, Tensor]:
     return {name: value.flatten() for name, value in found.items()}
 
 
-def _of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, Tensor]:
+def scores_of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, Tensor]:
     """Per example; leading dimensions are examples."""
     prediction = answer.prediction if isinstance(answer, Decision) else answer
     decided = {"answered": answer.answered.reshape(-1)} if isinstance(answer, Decision) else {}
