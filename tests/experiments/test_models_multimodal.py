@@ -68,10 +68,8 @@ def test_vilt_that_throws_patches_away_is_refused():
         vilt.vilt_for_questions(None, 5, max_image_length=3, **VILT)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=mark) for name, mark in zip(KINDS, (pytest.mark.second, pytest.mark.slow), strict=True)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
 def test_vilt_is_captured_once_for_all_masks(name):
     batch, options = KINDS[name]
     model, inputs = original(name, **options), batch()

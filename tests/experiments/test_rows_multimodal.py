@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings(
     "ignore:calibration ended after",
     "ignore:calibration raised the NLL",
+    "ignore:these predictions are underconfident",
     "ignore:.* held-out examples for .* are few",
 )
 SMALL = {

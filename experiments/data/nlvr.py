@@ -1,0 +1,123 @@
+"""NLVR, the predecessor of NLVR2: statements about three boxes of coloured shapes, with the votes of annotators."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.data.places import find
+from experiments.faults import DataError
+
+PARTS = ("dev", "test", "hidden")
+FILES = tuple(f"{part}.json.gz" for part in PARTS)
+BOXES, MOST = 3, 8
+"""Boxes of a scene, and shapes in a box at most."""
+SIZES, SHAPES, COLOURS = (10, 20, 30), ("triangle", "circle", "square"), ("yellow", "black", "#0099ff")
+SIDE = 100
+FEATURES = 2 + len(SIZES) + len(SHAPES) + len(COLOURS) + BOXES + 4
+ORDERS = tuple(itertools.permutations(range(BOXES)))
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """Statements; the three boxes of each; the share of the annotators who say it is true; which sentence it has."""
+
+    texts: list[str]
+    boxes: list[list[list[dict[str, Any]]]]
+    truth: Tensor
+    groups: list[str]
+
+    def __add__(self, other: Scenes) -> Scenes:
+        truth = torch.cat([self.truth, other.truth])
+        return Scenes(self.texts + other.texts, self.boxes + other.boxes, truth, self.groups + other.groups)
+
+    def take(self, which: Tensor) -> Scenes:
+        """Those at which it is true."""
+        rows = which.nonzero()[:, 0].tolist()
+        texts, groups = ([part[row] for row in rows] for part in (self.texts, self.groups))
+        return Scenes(texts, [self.boxes[row] for row in rows], self.truth[which], groups)
+
+
+def nlvr(folder: Path | None = None) -> dict[str, Scenes]:
+    """989 statements of dev, 990 of test and 985 of hidden. Where votes are not published, the label counts."""
+    place, _ = find("nlvr", folder, [FILES], "get the annotations of NLVR (github.com/lil-lab/nlvr), packed by gzip")
+    return {part: _read(place / file, part) for part, file in zip(PARTS, FILES, strict=True)}
+
+
+def _read(path: Path, part: str) -> Scenes:
+    texts, boxes, truth, groups = [], [], [], []
+    for number, line in _lines(path):
+        where = f"line {number} of {path}"
+        try:
+            votes = list(line.get("evals", {}).values()) or [line["label"]]
+            if not {str(vote).lower() for vote in votes} <= {"true", "false"}:
+                raise DataError(f"{where} has votes other than true and false: {votes}")
+            truth.append(sum(str(vote).lower() == "true" for vote in votes) / len(votes))
+            texts.append(str(line["sentence"]))
+            groups.append(f"{part} {str(line['identifier']).partition('-')[0]}")
+            boxes.append(_checked(line["structured_rep"], where))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{where} is no statement of NLVR: {error!r}") from None
+    if not texts:
+        raise DataError(f"{path} holds no statements")
+    return Scenes(texts, boxes, torch.tensor(truth), groups)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not a whole gzip file: {error}; copy it again") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"line {number} of {path} is not JSON: {error.msg}") from None
+
+
+def _checked(boxes: Any, where: str) -> list[list[dict[str, Any]]]:
+    if len(boxes) != BOXES or max(map(len, boxes)) > MOST:
+        counts = ", ".join(str(len(box)) for box in boxes)
+        raise DataError(f"{where} has boxes of {counts} shapes: there should be {BOXES} of at most {MOST}")
+    for shape in itertools.chain(*boxes):
+        if shape["type"] not in SHAPES or shape["color"].lower() not in COLOURS or shape["size"] not in SIZES:
+            raise DataError(f"{where} has a shape of unknown kind, size or colour: {shape}")
+    return boxes
+
+
+def shape_tokens(
+    scenes: Sequence[list[list[dict[str, Any]]]], order: Sequence[int] = ORDERS[0]
+) -> tuple[Tensor, Tensor]:
+    """Features [N, 24, FEATURES] of the shapes, with the boxes in this order, and where there is one [N, 24].
+
+    Place, size, kind, colour, box, and which sides of the box it touches: what a detector would find in the drawing.
+    """
+    tokens, present = torch.zeros(len(scenes), BOXES, MOST, FEATURES), torch.zeros(len(scenes), BOXES, MOST)
+    for row, boxes in enumerate(scenes):
+        for box, source in enumerate(order):
+            for place, shape in enumerate(boxes[source]):
+                tokens[row, box, place] = torch.tensor(_features(shape, box))
+                present[row, box, place] = 1
+    return tokens.flatten(1, 2), present.flatten(1, 2)
+
+
+def _features(shape: dict[str, Any], box: int) -> list[float]:
+    x, y, size = shape["x_loc"], shape["y_loc"], shape["size"]
+    chosen = (
+        (size, SIZES),
+        (shape["type"], SHAPES),
+        (shape["color"].lower(), COLOURS),
+        (box, range(BOXES)),
+    )
+    kinds = [float(value == each) for value, known in chosen for each in known]
+    touching = [x <= 0, y <= 0, x + size >= SIDE, y + size >= SIDE]
+    return [x / SIDE, y / SIDE, *kinds, *map(float, touching)]
