@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from experiments.data.columns import Columns
 from experiments.data.daquar import daquar, divide
+from experiments.data.in_memory import Columns
 from experiments.experiment import Experiment, Sources, Splits
 from experiments.models.features import kept_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked

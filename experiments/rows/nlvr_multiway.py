@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from experiments.data.columns import Columns
+from experiments.data.in_memory import Columns
 from experiments.data.nlvr import BOXES, FEATURES, MOST, ORDERS, Scenes, nlvr, shape_tokens
 from experiments.experiment import Experiment, Sources, Splits
 from experiments.models.fusion import Multiway, masked
