@@ -1,5 +1,6 @@
 """Every Python block of the documents runs, in order, as a reader would run them."""
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from experiments.paper import chapters, verdicts
 from experiments.paper.published import compared
+from tests import notebook
 from varprop.evaluation.results import read_results
 from varprop.report import tables
 from varprop.report.summary import Summary
@@ -16,10 +18,15 @@ from varprop.report.summary import Summary
 ROOT = Path(__file__).parents[1]
 # Also blocks inside lists and admonitions, which are indented.
 BLOCK = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", flags=re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r'\s*```text title="Output"\n(.*?)```', flags=re.DOTALL)
+NUMBER = re.compile(r"-?\d+\.\d+")
 FENCE = re.compile(r"^[ >]*(```|~~~) *(python|py|pycon)\b", flags=re.MULTILINE | re.IGNORECASE)
 TABLE = re.compile(r"<!-- table: (\S+) ([\w-]+) (\S+) -->\n\n((?:\|[^\n]*\n)+)")
 # Which train networks: a quarter of a minute of a core and more.
-LONG = {f"docs/{page}.md" for page in ("calibration", "deployment", "integrations", "quickstart", "saving", "tasks")}
+LONG = {"README.md"} | {
+    f"docs/{page}.md"
+    for page in ("calibration", "deployment", "index", "integrations", "quickstart", "saving", "tasks")
+}
 # Libraries a page shows that are no dependencies of the tests: they are installed apart, from peers.txt.
 PEERS = {"docs/posteriors.md": ("laplace", "bayesian_torch")}
 
@@ -52,6 +59,21 @@ def test_python_blocks_run(page, capsys, tmp_path, monkeypatch):
         above = "\n" * (text.count("\n", 0, block.start("code")))
         code = compile(above + textwrap.dedent(block["code"]), page, "exec")
         exec(code, names)  # noqa: S102 (our own documents)
+        printed = capsys.readouterr().out
+        if shown := PRINTED.match(text, block.end()):
+            assert NUMBER.sub("", shown[1]).split() == NUMBER.sub("", printed).split()
+            # Other machines round otherwise.
+            assert [*map(float, NUMBER.findall(shown[1]))] == pytest.approx(
+                [*map(float, NUMBER.findall(printed))], rel=0.05, abs=0.01
+            )
+
+
+def test_the_notebook_is_the_quickstart():
+    """Which is run above. `python -m tests.notebook` writes it."""
+    cells = json.loads(notebook.NOTEBOOK.read_text())["cells"]
+    found = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    assert found == notebook.cells_of(notebook.PAGE.read_text())
+    assert all(cell["outputs"] for cell, (_, text) in zip(cells, found, strict=True) if "print(" in text)
 
 
 def lines(table):
