@@ -216,6 +216,12 @@ MASKS = {
     "gelu of the least number": lambda x: F.gelu(
         x.masked_fill(torch.tensor([False, False, True, True]), torch.finfo(torch.float32).min)
     ),
+    "clamp between infinities": lambda x: x.clamp(-torch.inf, torch.inf),
+    "clamp between the least and the largest number": lambda x: x.clamp(
+        torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+    ),
+    "clamp from minus infinity": lambda x: x.clamp(min=-torch.inf) + x.clamp(max=torch.inf),
+    "clamp by tensors of infinities": lambda x: x.clamp(torch.tensor([-torch.inf, -0.1] * 2), torch.tensor(torch.inf)),
     "local response norm": lambda x: F.local_response_norm(x[..., None], 2)[..., 0],
     "power pooling": lambda x: F.lp_pool1d(F.relu(x[:, None]), 2.0, 2)[:, 0],
 }

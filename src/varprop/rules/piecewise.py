@@ -17,6 +17,7 @@ from varprop.rules.normal import at_least, distance, floored, pdf, ramp, rectifi
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
+FAR = 1e9
 
 
 @rule(aten.relu.default, approximation=None, scaled=True)
@@ -163,8 +164,19 @@ def clamp(x: Moments, min: float | None = None, max: float | None = None) -> Mom
         return clamp_min(x, min)
     if min is None:
         return clamp_max(x, max)
+    if min < -FAR or max > FAR:
+        return _within_reach(x, torch.full_like(x.mean, min), torch.full_like(x.mean, max))
     lower = min if min < max else max  # torch lets the upper bound win
     return piecewise(x, x.mean.clamp(min, max), (lower, max), ((lower,), (0.0, 1.0), (max,)))
+
+
+@at_least(torch.float32)
+def _within_reach(x: Moments, min: Tensor, max: Tensor) -> Moments:
+    """clamp between tensors. A bound that x never reaches may as well be nearer, where its square is a number."""
+    reach = x.mean.abs() + 50 * floored(x.var).sqrt() + 1
+    upper = torch.minimum(max, reach)
+    lower = torch.minimum(torch.maximum(min, -reach), upper)
+    return piecewise(x, x.mean.clamp(min, max), (lower, upper), ((lower,), (0.0, 1.0), (upper,)))
 
 
 @rule(aten.clamp_min.default, approximation=None, scaled=True)
@@ -189,10 +201,7 @@ def clamp_between(x: Any, min: Any = None, max: Any = None) -> Any:
     if not is_random(x) or is_random(min) or is_random(max):
         return NotImplemented
     x = Moments(*(part.expand_as(aten.clamp.Tensor(x.mean, min, max)) for part in x))
-    if min is None or max is None:
-        return clamp(x, min, max)
-    lower = torch.minimum(min, max)
-    return piecewise(x, x.mean.clamp(min, max), (lower, max), ((lower,), (0.0, 1.0), (max,)))
+    return clamp(x, min, max) if min is None or max is None else _within_reach(x, min, max)
 
 
 @rule(aten.clamp_min.Tensor, approximation=None, scaled=True)
