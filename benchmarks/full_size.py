@@ -55,7 +55,7 @@ def of_transformers(kind: str, inputs: Callable[[int], Batch], **options: Any) -
     import transformers
 
     made = getattr(transformers, kind)
-    return made(made.config_class(**options)), inputs, None
+    return made._from_config(made.config_class(**options)), inputs, None  # which heeds the dtype of the configuration
 
 
 def bert_large() -> Made:
