@@ -240,7 +240,7 @@ def _each(data: Any, size: int = SIZE) -> Iterable[Any]:
 
 def _loaded(data: Any, size: int) -> Iterator[Any]:
     """Batches of a data set of torch or of Hugging Face."""
-    if hasattr(data, "with_format") and not (data.format or {}).get("type"):
+    if hasattr(data, "with_format") and not (getattr(data, "format", None) or {}).get("type"):  # a stream has none
         data = data.with_format("torch")
     try:
         yield from DataLoader(data, batch_size=size)

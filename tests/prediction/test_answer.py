@@ -83,6 +83,16 @@ def test_data_of_every_kind(data):
     assert torch.allclose(found.probs, PROPAGATED(X).probs, atol=1e-6)
 
 
+def test_data_sets_of_hugging_face():
+    """The library itself, where it is installed: it brings 180 MB, for which ``Columns`` stands in elsewhere."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": ["some words"] * 11, "x": X.tolist(), "label": Y.tolist()})
+    for data in (rows, rows.with_format("torch"), rows.with_format("numpy"), rows.to_iterable_dataset()):
+        assert torch.allclose(PROPAGATED.predict(data, batch_size=4).probs, PROPAGATED(X).probs, atol=1e-6)
+        found, wanted = (vp.evaluate(PROPAGATED, each, progress=False) for each in (data, (X, Y)))
+        assert found.metrics["nll"] == pytest.approx(wanted.metrics["nll"], rel=1e-6)
+
+
 def test_moments_as_inputs():
     inputs = vp.Moments(X, torch.full_like(X, 0.1))
     assert torch.allclose(PROPAGATED.predict(inputs, batch_size=4).var, PROPAGATED(inputs).var)
