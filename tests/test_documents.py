@@ -25,7 +25,7 @@ TABLE = re.compile(r"<!-- table: (\S+) ([\w-]+) (\S+) -->\n\n((?:\|[^\n]*\n)+)")
 # Which train networks: a quarter of a minute of a core and more.
 LONG = {"README.md"} | {
     f"docs/{page}.md"
-    for page in ("calibration", "deployment", "index", "integrations", "quickstart", "saving", "tasks")
+    for page in ["calibration", "deployment", "index", "integrations", "quickstart", "reproduction", "saving", "tasks"]
 }
 # Libraries a page shows that are no dependencies of the tests: they are installed apart, from peers.txt.
 PEERS = {"docs/posteriors.md": ("laplace", "bayesian_torch")}

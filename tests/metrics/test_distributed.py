@@ -7,7 +7,7 @@ from tests.metrics import replicas
 from tests.ranks import needs_gloo, results
 from varprop import metrics
 
-pytestmark = needs_gloo
+pytestmark = [needs_gloo, pytest.mark.second]
 
 
 @pytest.fixture(scope="module")

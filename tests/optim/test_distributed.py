@@ -8,7 +8,7 @@ from tests.optim.reference import Reference
 from tests.ranks import needs_gloo, results
 from varprop.posterior import Posterior
 
-pytestmark = needs_gloo
+pytestmark = [needs_gloo, pytest.mark.second]
 
 
 @pytest.fixture(scope="module")
