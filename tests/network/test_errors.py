@@ -108,6 +108,18 @@ def test_a_rule_that_fails_names_itself():
         net(torch.randn(2, 4))
 
 
+def test_a_rule_of_wrong_shapes_prints_nothing(caplog, capsys):
+    @vp.rule(torch.ops.aten.relu.default)
+    def broken(x):
+        return x.mean.sum(7)
+
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    with pytest.raises(vp.errors.RuleError, match=r"rule 'broken' .* failed at 1: Dimension out of range"):
+        vp.propagate(model, posterior_of(model), vp.CVP.replace(broken))(torch.randn(2, 4))
+    assert capsys.readouterr() == ("", "")
+    assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
+
+
 def test_a_model_that_cannot_be_captured():
     class Branching(nn.Module):
         def __init__(self):
@@ -133,7 +145,7 @@ def test_a_failed_capture_prints_nothing(caplog, capsys):
     assert capsys.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
     assert len(str(caught.value)) < 500
-    logging.getLogger("torch.fx.experimental.symbolic_shapes").warning("still there")
+    logging.getLogger("torch._subclasses.fake_tensor").warning("still there")
     assert caplog.records[-1].message == "still there"
 
 

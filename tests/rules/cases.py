@@ -481,6 +481,7 @@ def length() -> Iterator[Case]:
     yield Case(aten.cosine_similarity.default, (wide, other), **frozen)
     yield Case(aten.cosine_similarity.default, (wide, wide.mean + 0.5 * other.mean), **frozen, note="alike")
     yield Case(aten.cosine_similarity.default, (s.constant(256, 1), s.random(256, 3), 0), **frozen, note="broadcast")
+    yield Case(aten.cosine_similarity.default, (s.random(3, 256), s.random(256)), **frozen, note="one for all")
 
 
 def attention() -> Iterator[Case]:

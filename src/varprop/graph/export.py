@@ -51,6 +51,7 @@ SYMBOLS: set[Any] = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.defau
 LOGGERS = (
     *("torch.export", "torch._export", "torch._export.non_strict_utils", "torch.export._trace", "torch._dynamo"),
     *("torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.proxy_tensor", "torch._functorch"),
+    "torch._subclasses.fake_tensor",
 )
 
 _one_at_a_time = threading.RLock()  # torch's exporter has a state of its own, and there is one stderr

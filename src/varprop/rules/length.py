@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from varprop.moments import Moments, is_random
+from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, negate, subtract
 from varprop.rules.derivative import DELTA
@@ -158,13 +158,18 @@ def length_rules(
         return vector_norm(add(subtract(x, y), eps), p, [-1], keepdim)
 
     @rule(aten.cosine_similarity.default, approximation="the norms are frozen; error O(1/D)", mixes=True)
-    def cosine_similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Moments:
+    def cosine_similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
         """c = Σ x̂ŷ, x̂ = x/‖x‖, the norms at E‖x‖². To second order,
 
         var = Σ (ŷ − c x̂)² v_x̂ + (x̂ − c ŷ)² v_ŷ + v_x̂ v_ŷ + ½ c² (v_x̂² + v_ŷ²)
         """
         like = x if is_random(x) else y
-        x, y = (_unit(promote(as_moments(part), torch.float32), dim, eps, second) for part in (x, y))
+        full, _ = torch.broadcast_tensors(mean_of(x), mean_of(y))
+        dim = dim % full.ndim - full.ndim
+        if any(part.mean.ndim < -dim or part.mean.size(dim) != full.size(dim) for part in (x, y) if is_random(part)):
+            return NotImplemented  # one entry that stands in several places
+        whole = (Moments(*(part.expand_as(full) for part in as_moments(each))) for each in (x, y))
+        x, y = (_unit(promote(part, torch.float32), dim, eps, second) for part in whole)
         c = (x.mean * y.mean).sum(dim, keepdim=True)
         var = (y.mean - c * x.mean).square() * x.var + (x.mean - c * y.mean).square() * y.var
         var = var + second * (x.var * y.var + 0.5 * c * c * (x.var * x.var + y.var * y.var))
