@@ -186,7 +186,9 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
             Binder(model.forward).run(model, call.structure, inputs)
     except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
         return InputError(f"{name} itself fails on these inputs: {own}.{_cast_hint(model, inputs)}")
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = (str(error).strip().splitlines() or [""])[0]
+    if " " not in reason:  # a KeyError, for one, says but the key
+        reason = f"{type(error).__name__} {reason}".strip()
     return CaptureError(
         f"{name} cannot be captured by torch.export{_own_line(error)}: {reason}\n"
         "Its forward depends on tensor values or leaves torch: propagate a submodule of it, or rewrite that part."
