@@ -58,7 +58,8 @@ class Factored(NamedTuple):
     @property
     def var(self) -> Tensor:
         var = (self.coefficients * self.vectors).sum(0)
-        return (var if self.rest is None else var + self.rest).expand_as(self.mean)
+        var = (var if self.rest is None else var + self.rest).expand_as(self.mean)
+        return var if var.dtype == self.mean.dtype else var.to(self.mean.dtype)  # numbers of tokens may be more precise
 
     @property
     def shape(self) -> torch.Size:

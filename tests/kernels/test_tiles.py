@@ -45,6 +45,8 @@ def test_attention_is_registered_in_full():
     for mask, causal in masks(1, 4, 5, 7):
         arguments = (*tensors, mask.double() if mask is not None and mask.is_floating_point() else mask, causal, 0.3)
         assert torch.autograd.gradcheck(torch.ops.varprop.attention, arguments, fast_mode=True)
+    columns = torch.rand(1, 2, 7, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(torch.ops.varprop.attention, (*tensors[:3], columns, *arguments[4:]))
     torch.library.opcheck(torch.ops.varprop.attention.default, arguments, test_utils=CHECKS)
 
 
@@ -64,8 +66,10 @@ def test_attention_on_a_gpu(sizes):
         tensors = [x.to(dtype) for x in attention_inputs(*sizes, device="cuda")]
         for mask, causal in masks(sizes[0], sizes[1], *sizes[3:5], device="cuda"):
             exact = mask.double() if mask is not None and mask.is_floating_point() else mask
-            expected = flash.reference(*(x.double() for x in tensors), exact, causal, sizes[5] ** -0.5)
-            close(flash._launch(*tensors, mask, causal, sizes[5] ** -0.5), expected, tolerance)
+            for var in (tensors[3], tensors[3][:, :1, :, :3].float().expand(-1, sizes[2], -1, -1)):
+                given = *tensors[:3], var
+                expected = flash.reference(*(x.double() for x in given), exact, causal, sizes[5] ** -0.5)
+                close(flash._launch(*given, mask, causal, sizes[5] ** -0.5), expected, tolerance)
 
 
 @GPU

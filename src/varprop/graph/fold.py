@@ -18,7 +18,7 @@ SMALL = 1 << 20
 def fold(graph: fx.Graph, tensors: Registries) -> None:
     """Replace every value computed from tensors alone by a tensor of ``tensors.folded``, named by what it is.
 
-    Views are not stored, and neither is anything much larger than what it is made of. Scales stay live: they are
+    Large views are not stored, and neither is anything much larger than what it is made of. Scales stay live: they are
     trained later.
     """
     constant, folded = _constants(graph), tensors.folded
@@ -28,7 +28,7 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
         if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
             continue
         base: Any = node
-        while getattr(base.target, "is_view", False) and isinstance(base.args[0], fx.Node):
+        while _is_view(base) and base.meta["val"].numel() > SMALL:
             base = base.args[0]
         if base.op == "get_attr":
             continue
@@ -45,6 +45,10 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
         base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{names[base]}", (), {}
         values[base.target] = folded[names[base]]
     drop_dead_code(graph)
+
+
+def _is_view(node: fx.Node) -> bool:
+    return getattr(node.target, "is_view", False) and isinstance(node.args[0], fx.Node)
 
 
 def refold(tensors: Registries) -> None:

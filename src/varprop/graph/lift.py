@@ -20,9 +20,13 @@ from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
 from varprop.graph.steps import SYMBOLIC, Steps, sizes_stay_free, tracing_mode
 from varprop.graph.walk import OUTPUT, Applied, Walk, first_node, has_moments
+from varprop.kernels.activations import activate
 from varprop.kernels.launch import runs_on
+from varprop.kernels.tokens import FUSED
 from varprop.moments import Factored, Moments, is_random, multiplied_out
+from varprop.rules.products import in_forms
 from varprop.rules.ruleset import Rule, RuleSet, op_name
+from varprop.rules.terms import products_of
 
 aten = torch.ops.aten
 
@@ -65,10 +69,8 @@ class _Writing:
 
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
         self.captured, self.tensors, self.graph = captured, tensors, fx.Graph()
-        self.walk, self.placement = (
-            Walk(captured, rules, tensors),
-            Placement(tensors.pointwise, runs_on(tensors.device)),
-        )
+        self.placement = Placement(tensors.pointwise, runs_on(tensors.device))
+        self.walk = Walk(captured, in_forms(rules, FUSED) if self.placement.accelerated else rules, tensors)
         for node in self.walk.scale_names:
             self.placement.prepare(node, rules[node.target])  # type: ignore[index]
         self.steps = Steps(self.graph, tracing_mode(captured.graph), tensors.constant)
@@ -116,17 +118,22 @@ class _Writing:
 
     def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
         rule = self.walk.rules.get(node.target)  # type: ignore[arg-type]
-        if rule is None or not rule.factored or self.placement.takes_all(node):
+        key = self.placement.key_of(node)
+        if rule is None or not (rule.factored or key):
             inputs = {arg: self._multiplied_out(value) for arg, value in inputs.items()}
         first: Any = node.args[first_node(node)] if node in self.walk.scale_names else None
         x: Any = inputs.get(first)
         scale = self._scale(self.walk.scale_names[node]) if is_random(x) else None
+        if key and isinstance(x, Factored):
+            as_tokens, parts = self.steps.write("tokens", products_of, x)
+            if as_tokens:
+                mean, numbers, vectors = parts
+                call = self.graph.call_function(activate, (mean, numbers, scale, vectors, None, None, False, key))
+                return rule, self._both(call, node)
+            inputs[first] = x = parts
         args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
         if rule is not None and (kernel := self.placement.kernel(node, rule, args, kwargs, scale)):
-            kind, target, tensors = kernel
-            call = self.graph.create_node(kind, target, tensors)
-            parts = [self._like(self.graph.call_function(operator.getitem, (call, i)), node) for i in range(2)]
-            return rule, Moments(*parts)
+            return rule, self._both(self.graph.create_node(*kernel), node)
         if is_random(x):
             inputs[first] = self._scaled(x, self.walk.scale_names[node])
 
@@ -138,6 +145,10 @@ class _Writing:
         return self.steps.write(
             f"{id(node.target)}{spell((node.args, node.kwargs), names, _text)}", apply, *inputs.values()
         )
+
+    def _both(self, call: fx.Node, node: fx.Node) -> Moments:
+        """The two results of a kernel for ``node``."""
+        return Moments(*(self._like(self.graph.call_function(operator.getitem, (call, i)), node) for i in range(2)))
 
     def _scale(self, name: str) -> fx.Node:
         return self.graph.get_attr(f"scale.{scale_path(name)}")

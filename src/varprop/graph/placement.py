@@ -14,7 +14,7 @@ from varprop.kernels.flash import attend
 from varprop.kernels.pointwise import trace
 from varprop.kernels.rows import normalize
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules import functions, products, streamlining
+from varprop.rules import functions, streamlining
 from varprop.rules.attention import attention
 from varprop.rules.normalization import NORMALIZATION
 from varprop.rules.ruleset import Rule, op_name
@@ -68,9 +68,12 @@ class Placement:
             self.modules[name] = module
         self.names[node] = name
 
-    def takes_all(self, node: fx.Node) -> bool:
-        """Is there a kernel for the op that wants variances multiplied out, and is worth it?"""
-        return self.accelerated and node.target is aten.scaled_dot_product_attention.default
+    def key_of(self, node: fx.Node) -> str | None:
+        """The traced rule of a pointwise op, if there is a kernel that takes factored variances as they are."""
+        if not self.accelerated or node not in self.names:
+            return None
+        module: Any = self.modules[self.names[node]]
+        return str(module.body.key)
 
     def kernel(self, node: fx.Node, rule: Rule, args: Any, kwargs: Any, scale: fx.Node | None) -> Kernel | None:
         """What a flat graph calls for this op, given its arguments there; None if its rule is written."""
@@ -78,7 +81,7 @@ class Placement:
             return "call_module", f"pointwise.{self.names[node]}", (*args[0], scale)
         if not self.accelerated:
             return None
-        if rule in (attention, products.attend):
+        if rule is attention:
             found = _attention(node, *args, **kwargs)
             return found and ("call_function", attend, found)
         if rule in EXPECTED and scale is not None:

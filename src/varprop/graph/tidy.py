@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code
+from varprop.kernels.activations import activate
+from varprop.kernels.tokens import CALLS, contracted
 
 aten = torch.ops.aten
 
@@ -20,12 +25,58 @@ def tidy(graph: fx.Graph) -> None:
             node.target = aten.reshape.default  # it may have relied on the strides of a copy
         elif node.target in COPIES and not node.kwargs and _is_computed(source):
             node.replace_all_uses_with(source)
+        elif (same := _same_as(node)) is not None:
+            node.replace_all_uses_with(same)
     drop_dead_code(graph)
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         first, second = node.args[:2]
         if not node.kwargs and _is_own(first) and _is_own(second) and len(second.args) == 2:
             node.target, node.args = two_products, (*first.args[:2], *second.args, *first.args[2:])
+    for node in graph.nodes:
+        node.target = CALLS.get(node.target, node.target)
+    for node in graph.find_nodes(op="call_function", target=contracted):
+        _sum_up_at_once(node)
     drop_dead_code(graph)
+
+
+def _sum_up_at_once(sums: fx.Node) -> None:
+    """What a layer wants of the moments of an activation is summed up where they are computed."""
+    mean, var, *rest = sums.args
+    call: Any = mean.args[0] if isinstance(mean, fx.Node) and mean.target is operator.getitem else None
+    if not isinstance(call, fx.Node) or call.target is not activate or not isinstance(var, fx.Node):
+        return
+    constants = [x for x in rest if isinstance(x, fx.Node)]
+    if var.args != (call, 1) or len(var.users) > 1 or any(x.op != "get_attr" for x in constants):
+        return
+    graph = sums.graph
+    with graph.inserting_before(call):
+        given = [graph.get_attr(x.target) if isinstance(x, fx.Node) else x for x in rest]  # type: ignore[arg-type]
+    call.args = (*call.args[:4], *given, call.args[-1])
+    sums.replace_all_uses_with(var)
+    graph.erase_node(sums)
+
+
+def _same_as(view: fx.Node) -> fx.Node | None:
+    """What a view shows, if that is all of it and as it was."""
+    x = view.args[0] if view.args else None
+    if not isinstance(x, fx.Node):
+        return None
+    inner = x.args[0] if x.args and isinstance(x.args[0], fx.Node) else None
+    if view.target is aten.expand.default and _outline(view) == _outline(x) != "":
+        return x if _is_computed(x) else None
+    undone = {
+        aten.select.int: (aten.unsqueeze.default, (*x.args[1:], 0)),
+        aten.movedim.int: (aten.movedim.int, x.args[:0:-1]),
+    }
+    if view.target not in undone or not _is_computed(inner):
+        return None
+    op, args = undone[view.target]
+    return inner if x.target is op and view.args[1:] == args else None
+
+
+def _outline(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    return f"{value.dtype} {[*map(str, value.shape)]}" if isinstance(value, Tensor) else ""
 
 
 def _is_computed(node: object) -> bool:

@@ -174,39 +174,89 @@ def _literal(value: Any) -> Any:
     return f"float('{value}')" if isinstance(value, float) and math.isinf(value) else value
 
 
+def _statements(body: fx.GraphModule, values: list[str], smallest: str) -> list[str]:
+    """From ``values`` to y0 and y1, by the short way where a block is narrow."""
+    lines, results = write(body, values, "w")
+    stores = [f"y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(results)]
+    test = asked(body)
+    if test is None:
+        return lines + stores
+    questions, answers = write(test, values, "c")
+    short, narrow = write(narrowed(body), values, "n")
+    return [
+        *questions,
+        f"narrow = {' & '.join(answers)}",
+        f"if {smallest.format('narrow.to(tl.int32)')} == 1:",
+        *(f"    {line}" for line in short),
+        *(f"    y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(narrow)),
+        "else:",
+        *(f"    {line}" for line in (*lines, *stores)),
+    ]
+
+
+def _kernel(pointers: Iterable[str], sizes: str, steps: Iterable[str]) -> str:
+    head = f"@triton.jit\ndef kernel({', '.join(pointers)}, {sizes}: tl.constexpr):\n"
+    return head + textwrap.indent("\n".join(steps), "    ") + "\n"
+
+
 def emit(body: fx.GraphModule) -> str:
     """The source of ``kernel``: pointers to the inputs, to log α, which scales the second, and two results; a size."""
     inputs = [node.name for node in body.graph.find_nodes(op="placeholder")]
     values = [f"x{k}" for k in range(len(inputs))]
-    loads = [f"{x} = tl.load({x}_ptr + at, mask=inside, other=0.0).to(tl.float32)" for x in values]
-    lines, results = write(body, values, "w")
-    stores = [f"y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(results)]
-    if test := asked(body):
-        questions, answers = write(test, values, "c")
-        short, narrow = write(narrowed(body), values, "n")
-        lines = [
-            *questions,
-            f"narrow = {' & '.join(answers)}",
-            "if tl.min(narrow.to(tl.int32), 0) == 1:",
-            *(f"    {line}" for line in short),
-            *(f"    y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(narrow)),
-            "else:",
-            *(f"    {line}" for line in (*lines, *stores)),
-        ]
-    else:
-        lines += stores
     steps = [
         "at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
         "inside = at < size",
-        *loads,
+        *(f"{x} = tl.load({x}_ptr + at, mask=inside, other=0.0).to(tl.float32)" for x in values),
         "alpha = tl.exp(tl.load(alpha_ptr).to(tl.float32))",
         "x1 = x1 * alpha",
-        *lines,
+        *_statements(body, values, "tl.min({}, 0)"),
         *(f"tl.store(y{k}_ptr + at, y{k}.to(y{k}_ptr.dtype.element_ty), mask=inside)" for k in range(2)),
     ]
-    pointers = ", ".join([*(f"{x}_ptr" for x in values), "alpha_ptr", "y0_ptr", "y1_ptr"])
-    head = f"@triton.jit\ndef kernel({pointers}, size, BLOCK: tl.constexpr):\n"
-    return head + textwrap.indent("\n".join(steps), "    ") + "\n"
+    return _kernel([*(f"{x}_ptr" for x in values), "alpha_ptr", "y0_ptr", "y1_ptr"], "size, BLOCK", steps)
+
+
+def emit_tokens(body: fx.GraphModule, terms: int, by_var: int, by_square: int, ones: bool) -> str:
+    """The source of ``kernel`` for variances that are ``terms`` products of a number for each row and a vector.
+
+    Of the resulting variance only ``by_var`` sums with given vectors leave it, and of the squared mean ``by_square``;
+    none of either: the variance itself.
+    """
+    sums = [f"y1 * {_vector('by_var', k)}" for k in range(by_var)]
+    sums += [f"y0 * y0 * {_vector('by_square', k)}" for k in range(by_square)]
+    count = len(sums) + ones
+    products = [f"t{k} * {_vector('vectors', k)}" for k in range(terms)]
+    loop = [
+        "column = start + tl.arange(0, BLOCK)[None, :]",
+        "kept = column < size",
+        "inside = live & kept",
+        "at = row * size + column",
+        "x0 = tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)",
+        f"x1 = {' + '.join(products)}",
+        *_statements(body, ["x0", "x1"], "tl.min(tl.min({}, 1), 0)"),
+        "tl.store(y0_ptr + at, y0.to(y0_ptr.dtype.element_ty), mask=inside)",
+        *(f"s{k} += {text}" for k, text in enumerate(sums)),
+        *([] if sums else ["tl.store(y1_ptr + at, y1.to(y1_ptr.dtype.element_ty), mask=inside)"]),
+    ]
+    steps = [
+        "row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]",
+        "live = row < rows",
+        "alpha = tl.exp(tl.load(alpha_ptr).to(tl.float32))",
+        *(
+            f"t{k} = alpha * tl.load(x1_ptr + row * {terms} + {k}, mask=live, other=0.0).to(tl.float32)"
+            for k in range(terms)
+        ),
+        *(f"s{k} = tl.zeros([ROWS, BLOCK], tl.float32)" for k in range(len(sums))),
+        "for start in range(0, size, BLOCK):",
+        *(f"    {line}" for line in loop),
+        *(f"tl.store(y1_ptr + row * {count} + {k}, tl.sum(s{k}, 1)[:, None], mask=live)" for k in range(len(sums))),
+        *([f"tl.store(y1_ptr + row * {count} + {count - 1}, 1.0 + tl.zeros_like(t0), mask=live)"] if ones else []),
+    ]
+    names = "x0", "x1", "alpha", "vectors", "by_var", "by_square", "y0", "y1"
+    return _kernel([f"{name}_ptr" for name in names], "rows, size, ROWS: tl.constexpr, BLOCK", steps)
+
+
+def _vector(name: str, k: int) -> str:
+    return f"tl.load({name}_ptr + {k} * size + column, mask=kept, other=0.0).to(tl.float32)"
 
 
 def build(source: str) -> Any:

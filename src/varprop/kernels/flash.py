@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varprop.kernels.launch import attempt, on, usable
+from varprop.kernels.launch import at_least_16, attempt, on, usable
 from varprop.kernels.recompute import direct, recomputed
 from varprop.moments import Moments
 from varprop.rules.attention import attention as rule
@@ -19,7 +19,7 @@ LARGEST_HEAD = 256
 def reference(
     query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The rule itself; queries may share the heads of keys and values."""
+    """The rule itself; queries may share the heads of keys and values, variances may be columns of other numbers."""
     shared = query.shape[-3] != key.shape[-3] if query.ndim > 2 else False
     value = Moments(mean, var)
     return tuple(rule(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=shared))
@@ -40,8 +40,8 @@ def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @attention.register_fake
-def _(query: Tensor, key: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _results(query, mean)
+def _(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _results(query, mean, var)
 
 
 recomputed(attention, reference)
@@ -54,26 +54,27 @@ def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.attention(*arguments)
 
 
-def _results(query: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+def _results(query: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
     """Heads beside each other, as the layer that follows takes them without a copy."""
     if query.ndim != 4:
-        shape = (*query.shape[:-1], mean.shape[-1])
-        return query.new_empty(shape), query.new_empty(shape)
+        first, second = (x.new_empty((*query.shape[:-1], x.shape[-1])) for x in values)
+        return first, second
     batch, heads, length, _ = query.shape
-    shape = (batch, length, heads, mean.shape[-1])
-    return query.new_empty(shape).transpose(1, 2), query.new_empty(shape).transpose(1, 2)
+    first, second = (x.new_empty((batch, length, heads, x.shape[-1])).transpose(1, 2) for x in values)
+    return first, second
 
 
 def _fits(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, *_: Any) -> bool:
     tensors = query, key, mean, var
     return (
         usable(*tensors)
-        and all(x.ndim == 4 and x.dtype == query.dtype and x.numel() for x in tensors)
+        and all(x.ndim == 4 and x.numel() for x in tensors)
+        and query.dtype == key.dtype == mean.dtype
         and query.shape[0] == key.shape[0] == mean.shape[0] == var.shape[0]
         and query.shape[1] % key.shape[1] == 0
         and key.shape[1] == mean.shape[1]
-        and mean.shape == var.shape
-        and max(query.shape[-1], mean.shape[-1]) <= LARGEST_HEAD
+        and mean.shape[:-1] == var.shape[:-1]
+        and max(query.shape[-1], mean.shape[-1], var.shape[-1]) <= LARGEST_HEAD
         and (mask is None or mask.ndim <= 4)
     )
 
@@ -84,8 +85,8 @@ def _launch(
     from varprop.kernels.tiles import attention_kernel
 
     batch, heads, length, size = query.shape
-    results = _results(query, mean)
-    widest = max(size, mean.shape[-1])
+    results = _results(query, mean, var)
+    widest = max(size, mean.shape[-1], var.shape[-1])
     rows, columns, warps = _tile(widest, query.dtype)
     if mask is not None:
         mask = mask.expand(batch, heads, length, key.shape[2])
@@ -95,8 +96,8 @@ def _launch(
         attention_kernel[(-(-length // rows), batch * heads)](
             query, key, mean, var, query if mask is None else mask, *results, *strides,
             *(mask.stride() if mask is not None else (0, 0, 0, 0)),
-            scale, heads, heads // key.shape[1], length, key.shape[2], size, mean.shape[-1],
-            WIDTH=max(16, _power_of_two(size)), VALUES=max(16, _power_of_two(mean.shape[-1])),
+            scale, heads, heads // key.shape[1], length, key.shape[2], size, mean.shape[-1], var.shape[-1],
+            WIDTH=at_least_16(size), VALUES=at_least_16(mean.shape[-1]), SPREADS=at_least_16(var.shape[-1]),
             MASK=0 if mask is None else 1 if not mask.is_floating_point() else 2, CAUSAL=is_causal,
             EXACT=query.dtype == torch.float32, ROWS=rows, COLUMNS=columns, num_warps=warps,
         )  # fmt: skip
@@ -109,7 +110,3 @@ def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     if dtype == torch.float32:
         return (64, 32, 4) if width <= 64 else (32, 32, 4) if width <= 128 else (16, 16, 4)
     return (128, 32, 4) if width <= 64 else (64, 32, 4) if width <= 128 else (32, 32, 4)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ ACCELERATORS = ("cuda", "xpu")
 OLDEST = (7, 5)  # CUDA's compute capability that Triton still compiles for
 
 logger = logging.getLogger("varprop")
+
+Results = TypeVar("Results")
 
 
 @functools.cache
@@ -41,7 +43,7 @@ def say(text: str) -> None:
 
 
 class Launcher:
-    """A pointwise kernel, compiled when it is first asked for; None where the reference must do."""
+    """An emitted kernel, compiled when it is first asked for; None where the reference must do."""
 
     def __init__(self, source: Callable[[], str]) -> None:
         self._source, self._lock = source, threading.Lock()
@@ -49,18 +51,26 @@ class Launcher:
         self._fails = False
 
     def __call__(self, inputs: tuple[Tensor, ...], log_alpha: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of tensors of one shape, entry by entry."""
         first = inputs[0]
-        if self._fails or not first.numel() or not usable(*inputs):
+        if not first.numel() or not usable(*inputs):
             return None
         results = torch.empty_like(first), torch.empty_like(inputs[1])
+        grid = (-(-first.numel() // BLOCK),)
+        return self.launch(grid, (*aligned(*inputs), log_alpha, *results, first.numel()), results, BLOCK=BLOCK)
 
-        def launch() -> tuple[Tensor, Tensor]:
-            grid = (-(-first.numel() // BLOCK),)
-            with on(first.device):
-                self.kernel[grid](*aligned(*inputs), log_alpha, *results, first.numel(), BLOCK=BLOCK)
+    def launch(
+        self, grid: tuple[int], arguments: tuple[Any, ...], results: tuple[Tensor, Tensor], **options: int
+    ) -> tuple[Tensor, Tensor] | None:
+        if self._fails:
+            return None
+
+        def run() -> tuple[Tensor, Tensor]:
+            with on(results[0].device):
+                self.kernel[grid](*arguments, **options)
             return results
 
-        done = attempt("a pointwise rule", launch)
+        done = attempt("a pointwise rule", run)
         self._fails = done is None
         return done
 
@@ -72,7 +82,7 @@ class Launcher:
         return self._kernel
 
 
-def attempt(name: str, launch: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+def attempt(name: str, launch: Callable[[], Results]) -> Results | None:
     """The results of a kernel; None, and said once, where Triton cannot compile or launch it."""
     try:
         return launch()
@@ -91,6 +101,11 @@ def usable(*tensors: Tensor) -> bool:
 def on(device: torch.device) -> Any:
     """Triton launches on the current device."""
     return torch.accelerator.device_index(device.index)
+
+
+def at_least_16(n: int) -> int:
+    """A power of two, as tiles of a kernel are."""
+    return max(16, 1 << (n - 1).bit_length())
 
 
 def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:

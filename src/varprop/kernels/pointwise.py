@@ -70,13 +70,13 @@ class Body:
 
     def __init__(self, graph: fx.GraphModule, single: fx.GraphModule) -> None:
         self.key = hashlib.sha256(graph.code.encode()).hexdigest()[:16]
-        self.forward, self._single = Traced(graph, single), single
+        self.forward, self.single = Traced(graph, single), single
 
     @functools.cached_property
     def backward(self) -> Traced:
         """Traced in a thread of its own, because inside an op there is no autograd."""
         with ThreadPoolExecutor(1) as aside:
-            return Traced(*aside.map(_differentiated, (self.forward.graph, self._single)))
+            return Traced(*aside.map(_differentiated, (self.forward.graph, self.single)))
 
 
 class Tier:

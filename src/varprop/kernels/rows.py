@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varprop.kernels.launch import attempt, on, usable
+from varprop.kernels.launch import at_least_16, attempt, on, usable
 from varprop.kernels.recompute import direct, recomputed
 from varprop.moments import Moments
 from varprop.rules import functions, streamlining
@@ -86,14 +86,19 @@ def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[T
     results = mean.new_empty(mean.shape), var.new_empty(mean.shape)
     mean = mean.contiguous()
     vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
-    block = max(16, 1 << (size - 1).bit_length())
+    block = at_least_16(size)
     with on(mean.device):
         norm_kernel[(mean.numel() // size,)](
             mean, var.contiguous(), log_alpha, *vectors, *results, size, eps,
             WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var), CENTRED=centred, EXPECTED=expected,
-            BLOCK=block, num_warps=min(16, max(1, block // 256)),
+            BLOCK=block, num_warps=warps_for(block),
         )  # fmt: skip
     return results
+
+
+def warps_for(block: int) -> int:
+    """Of a program for one row."""
+    return min(16, max(1, block // 256))
 
 
 def _kind(mean: Tensor | None, var: Tensor | None) -> int:

@@ -10,21 +10,26 @@ import triton.language as tl
 def attention_kernel(
     query, key, mean, var, mask, out_mean, out_var,
     qb, qh, ql, qd, kb, kh, kl, kd, vb, vh, vl, vd, sb, sh, sl, sd, ob, oh, ol, od, pb, ph, pl, pd, mb, mh, ml, mk,
-    scale, heads, group, length, keys, size, values,
-    WIDTH: tl.constexpr, VALUES: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    scale, heads, group, length, keys, size, values, spreads,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, SPREADS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
+    EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head; A ⊙ A has the same running maximum as A, twice."""
+    """One block of queries of one head; A ⊙ A has the same running maximum as A, twice.
+
+    What is averaged by A ⊙ A has ``spreads`` columns: as many as values, or fewer where variances are factored.
+    """
     batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     batch, head = batch.to(tl.int64), head.to(tl.int64)
     shared = head // group
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     width, columns, features = tl.arange(0, WIDTH), tl.arange(0, COLUMNS), tl.arange(0, VALUES)
+    spread = tl.arange(0, SPREADS)
     row, within, kept = rows[:, None] < length, width[None, :] < size, features[None, :] < values
+    had = spread[None, :] < spreads
     spot = rows[:, None].to(tl.int64)
     q = tl.load(query + batch * qb + head * qh + spot * ql + width[None, :] * qd, mask=row & within, other=0.0)
     first = tl.zeros([ROWS, VALUES], tl.float32)
-    second = tl.zeros([ROWS, VALUES], tl.float32)
+    second = tl.zeros([ROWS, SPREADS], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     last = keys
@@ -41,8 +46,8 @@ def attention_kernel(
             mean + batch * vb + shared * vh + far[:, None] * vl + features[None, :] * vd, mask=inside & kept, other=0.0
         )
         s = tl.load(
-            var + batch * sb + shared * sh + far[:, None] * sl + features[None, :] * sd, mask=inside & kept, other=0.0
-        )
+            var + batch * sb + shared * sh + far[:, None] * sl + spread[None, :] * sd, mask=inside & had, other=0.0
+        ).to(v.dtype)
         if EXACT:
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
         else:
@@ -73,8 +78,8 @@ def attention_kernel(
     norm = tl.where(total > 0, 1.0 / total, 0.0)
     where = batch * ob + head * oh + spot * ol + features[None, :] * od
     tl.store(out_mean + where, (first * norm[:, None]).to(out_mean.dtype.element_ty), mask=row & kept)
-    where = batch * pb + head * ph + spot * pl + features[None, :] * pd
-    tl.store(out_var + where, (second * (norm * norm)[:, None]).to(out_var.dtype.element_ty), mask=row & kept)
+    where = batch * pb + head * ph + spot * pl + spread[None, :] * pd
+    tl.store(out_var + where, (second * (norm * norm)[:, None]).to(out_var.dtype.element_ty), mask=row & had)
 
 
 @triton.jit
@@ -113,3 +118,72 @@ def norm_kernel(
             w += tl.load(bias_var + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_mean + row + at, y.to(out_mean.dtype.element_ty), mask=inside)
     tl.store(out_var + row + at, w.to(out_var.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def contract_kernel(
+    mean, other, by_other, by_square, out, rows, size, width, stride, step,
+    OTHER: tl.constexpr, SQUARE: tl.constexpr, OTHERS: tl.constexpr, SQUARES: tl.constexpr, ONES: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some rows. ``OTHERS`` and ``SQUARES``: powers of two that hold the ``OTHER`` and ``SQUARE`` sums."""
+    count = OTHER + SQUARE + ONES
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = row < rows
+    column = tl.arange(0, BLOCK)
+    if OTHER > 0:
+        k = tl.arange(0, OTHERS)
+        total = tl.zeros([ROWS, OTHERS], tl.float32)
+        for start in range(0, width, BLOCK):
+            at = start + column
+            places = other + row[:, None] * stride + at[None, :] * step
+            x = tl.load(places, mask=live[:, None] & (at < width)[None, :], other=0.0).to(tl.float32)
+            given = (k < OTHER)[:, None] & (at < width)[None, :]
+            by = tl.load(by_other + k[:, None] * width + at[None, :], mask=given, other=0.0).to(tl.float32)
+            total += tl.sum(x[:, None, :] * by[None, :, :], 2)
+        tl.store(out + row[:, None] * count + k[None, :], total, mask=live[:, None] & (k < OTHER)[None, :])
+    if SQUARE > 0:
+        k = tl.arange(0, SQUARES)
+        total = tl.zeros([ROWS, SQUARES], tl.float32)
+        for start in range(0, size, BLOCK):
+            at = start + column
+            places = mean + row[:, None] * size + at[None, :]
+            x = tl.load(places, mask=live[:, None] & (at < size)[None, :], other=0.0).to(tl.float32)
+            given = (k < SQUARE)[:, None] & (at < size)[None, :]
+            by = tl.load(by_square + k[:, None] * size + at[None, :], mask=given, other=0.0).to(tl.float32)
+            total += tl.sum((x * x)[:, None, :] * by[None, :, :], 2)
+        tl.store(out + row[:, None] * count + OTHER + k[None, :], total, mask=live[:, None] & (k < SQUARE)[None, :])
+    if ONES:
+        tl.store(out + row * count + OTHER + SQUARE, tl.full([ROWS], 1.0, tl.float32), mask=live)
+
+
+@triton.jit
+def token_norm_kernel(
+    mean, numbers, sums, weight, weight_var, bias, out_mean, out_numbers, size, terms, stride, step, eps,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, ONES: tl.constexpr, CENTRED: tl.constexpr,
+    TERMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row of ``rows.norm_kernel`` whose variance is factored: its numbers have the square of the row's scale."""
+    at, k = tl.arange(0, BLOCK), tl.arange(0, TERMS)
+    inside, held = at < size, k < terms
+    token = tl.program_id(0).to(tl.int64)
+    x = tl.load(mean + token * size + at, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(numbers + token * stride + k * step, mask=held, other=0.0).to(tl.float32)
+    s = tl.load(sums + k, mask=held, other=0.0).to(tl.float32)
+    if CENTRED:
+        x = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
+    factor = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(c * s, 0)) / size + eps)
+    y = x * factor
+    count = terms + ONES
+    if WEIGHT == 2:
+        count += 1
+        gv = tl.load(weight_var + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_numbers + token * count + terms, tl.sum(y * y * gv, 0))
+    tl.store(out_numbers + token * count + k, c * factor * factor, mask=held)
+    if ONES:
+        tl.store(out_numbers + token * count + count - 1, 1.0)
+    if WEIGHT != 0:
+        y = y * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_mean + token * size + at, y.to(out_mean.dtype.element_ty), mask=inside)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,47 +22,9 @@ from varprop.rules import arithmetic, attention, functions, linear, normalizatio
 from varprop.rules.arithmetic import second_moment
 from varprop.rules.factor import LEAST, factor, misfit
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+from varprop.rules.terms import as_terms, broadened, joined, varies
 
 aten = torch.ops.aten
-
-
-def is_one(size: Any) -> bool:
-    """A size that is not free and is 1."""
-    return isinstance(size, int) and size == 1
-
-
-def varies(x: Tensor, dim: int) -> bool:
-    return not is_one(x.shape[dim])
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Along k, the others broadcast."""
-    columns = zip(*(part.shape[1:] for part in parts), strict=True)
-    sizes = [next((n for n in column if not is_one(n)), 1) for column in columns]
-    return torch.cat([part.expand(part.shape[0], *sizes) for part in parts]) if len(parts) > 1 else parts[0]
-
-
-def broadened(x: Tensor, ndim: int) -> Tensor:
-    return x.reshape((1,) * (ndim - x.ndim) + tuple(x.shape))
-
-
-def as_terms(x: Any, like: Tensor) -> Factored:
-    """Moments, which will be broadcast to ``like``: a parameter that is repeated becomes a product."""
-    if isinstance(x, Factored):
-        lacking = (None,) * (like.ndim - x.mean.ndim)
-        rest = None if x.rest is None else x.rest[lacking]
-        return Factored(x.mean, x.coefficients[:, *lacking], x.vectors[:, *lacking], rest)
-    var = broadened(x.var, like.ndim)
-    spanned = [d for d in range(like.ndim) if varies(var, d)]
-    none = var.new_zeros([0] + [1] * like.ndim)
-    if all(varies(var, d) or not varies(like, d) for d in range(like.ndim)):
-        return Factored(x.mean, none, none, var)
-    if len(spanned) < 2:
-        return Factored(x.mean, var.new_ones([1] * (like.ndim + 1)), var[None])
-    last = spanned[-1]
-    left, right = factor(var.movedim(last, -1).reshape(-1, var.shape[last]), 1)
-    rows, columns = ([1 if (d == last) == own else n for d, n in enumerate(var.shape)] for own in (True, False))
-    return Factored(x.mean, left.reshape(1, *rows), right.reshape(1, *columns))
 
 
 # --- sums and products -----------------------------------------------------------------------------------
@@ -132,36 +95,63 @@ def divide(x: Any, y: Any) -> Any:
     )
 
 
+# --- how steps are computed ------------------------------------------------------------------------------
+
+Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""A layer with its other arguments: of x, weight and bias."""
+
+
+class Forms(NamedTuple):
+    """The steps that cost time, each in one function: written out, or as kernels."""
+
+    contract: Callable[..., Tensor]
+    normalize: Callable[..., Any]
+    attend: Callable[..., Any]
+
+
+def in_forms(rules: RuleSet, forms: Forms) -> RuleSet:
+    """The same rules, with their steps computed by ``forms``."""
+    found = [member for member in dict.fromkeys(rules.values()) if _takes_forms(member)]
+    changed = [replace(member, function=functools.partial(member.function, forms=forms)) for member in found]
+    return rules.replace(*changed, name=rules.name) if found else rules
+
+
+@functools.cache
+def _takes_forms(member: Rule) -> bool:
+    return "forms" in inspect.signature(member.function).parameters
+
+
 # --- layers ----------------------------------------------------------------------------------------------
 
 
-def _layer(apply: Callable[..., Tensor], x: Any, weight: Any, bias: Any, rank: int, feature: int) -> Factored:
+def _layer(apply: Apply, x: Any, weight: Any, bias: Any, rank: int, feature: int, forms: Forms) -> Factored:
     """y = W x + b with E[W²] ≈ Σ_k a_k b_kᵀ, Σ_W ≈ Σ_k r_k c_kᵀ: Σ = Σ_k a_k (b_k·Σx) + r_k (c_k·μx²) + Σ_b."""
     mean = apply(mean_of(x), mean_of(weight), mean_of(bias))
-    terms = []
-    for source, matrix in (
-        (x if is_random(x) else None, second_moment(weight)),
-        (mean_of(x).square(), weight.var if is_random(weight) else None),
-    ):
-        if source is not None and matrix is not None:
-            left, right = factor(matrix.flatten(1), rank)
-            right = right.reshape(rank, *matrix.shape[1:])
-            terms.append((_contracted(apply, source, right), left))
-    amounts, vectors = (list(column) for column in zip(*terms, strict=True))
-    if is_random(bias):
-        amounts.append(torch.ones_like(amounts[0].narrow(feature, 0, 1)))
-        vectors.append(bias.var[None])
+    shape, vectors, rights = mean_of(weight).shape[1:], [], list[Tensor | None]()
+    for matrix in (second_moment(weight) if is_random(x) else None, weight.var if is_random(weight) else None):
+        pair = None if matrix is None else factor(matrix.flatten(1), rank)
+        rights.append(None if pair is None else pair[1].reshape(rank, *shape))
+        vectors += [] if pair is None else [pair[0]]
+    vectors += [bias.var[None]] if is_random(bias) else []
     place = feature % mean.ndim + 1
-    coefficients = torch.cat(amounts, feature).movedim(feature, 0).unsqueeze(place)
+    coefficients = forms.contract(apply, x, *rights, is_random(bias), feature).movedim(feature, 0).unsqueeze(place)
     joint = torch.cat(vectors)
-    shape = [len(joint), *(-1 if d == place else 1 for d in range(1, mean.ndim + 1))]
-    return Factored(mean, coefficients, joint.reshape(shape))
+    sizes = [len(joint), *(-1 if d == place else 1 for d in range(1, mean.ndim + 1))]
+    return Factored(mean, coefficients, joint.reshape(sizes))
 
 
-def _contracted(apply: Callable[..., Tensor], x: Any, right: Tensor) -> Tensor:
+def contract(apply: Apply, x: Any, by_var: Tensor | None, by_square: Tensor | None, ones: bool, feature: int) -> Tensor:
+    """Σ_d Σx[d] by_var[k, d], then Σ_d μx[d]² by_square[k, d], then 1 if asked for: in the place of features."""
+    parts = [] if by_var is None else [_contracted(apply, x, by_var)]
+    if by_square is not None:
+        parts.append(apply(mean_of(x).square(), by_square, None))
+    if ones:
+        parts.append(torch.ones_like(parts[0].narrow(feature, 0, 1)))
+    return torch.cat(parts, feature)
+
+
+def _contracted(apply: Apply, x: Any, right: Tensor) -> Tensor:
     """Σ_d var[..., d] right[k, d], in the place of features."""
-    if isinstance(x, Tensor):
-        return apply(x, right, None)
     if isinstance(x, Moments) or varies(x.coefficients, -1) or right.ndim > 2:
         return apply(x.var, right, None)
     result = (x.coefficients * apply(x.vectors, right, None)).sum(0)
@@ -179,7 +169,7 @@ def _layer_rule(op: Op, rank: int, feature: int) -> Rule:
         return f"{kept}, {misfit(matrix.flatten(1), rank):.0%} off (root mean square)"
 
     @rule(op, approximation=approximation, mixes=True, factored=True)
-    def layer(x: Any, weight: Any, bias: Any = None, *args: Any) -> Any:
+    def layer(x: Any, weight: Any, bias: Any = None, *args: Any, forms: Forms = WRITTEN) -> Any:
         """Σ = Σ_k a_k (b_k·Σx) + r_k (c_k·μx²) + Σ_b; layers of several groups have the exact rule."""
         grouped = len(args) > 3 and args[3] != 1
         if (
@@ -188,7 +178,7 @@ def _layer_rule(op: Op, rank: int, feature: int) -> Rule:
             or (feature == 1 and mean_of(x).ndim != mean_of(weight).ndim)
         ):
             return exact(multiplied_out(x), weight, bias, *args)
-        return _layer(lambda x, w, b: op(x, w, b, *args), x, weight, bias, rank, feature)
+        return _layer(lambda x, w, b: op(x, w, b, *args), x, weight, bias, rank, feature, forms)
 
     return layer
 
@@ -207,21 +197,22 @@ def embedding(weight: Any, indices: Tensor, *_: Any) -> Any:
 # --- norms and attention ---------------------------------------------------------------------------------
 
 
-def _standardized(x: Factored, eps: Any, *, centred: bool) -> Factored:
+def normalize(x: Factored, weight: Any, bias: Any, eps: Any, *, centred: bool) -> Any:
     """The norms' rule over the last dimension: with a scale s for each token, s² acts on the coefficients."""
     size = x.mean.shape[-1]
     mean, vectors, rest = x.mean, x.vectors, x.rest
     if centred:
         mean = mean - mean.mean(-1, keepdim=True)
-        vectors, rest = _centred(vectors), None if rest is None else _centred(rest)
+        vectors, rest = centred_var(vectors), None if rest is None else centred_var(rest)
     # Of a centred variance the sum is (1 − 1/D) of what it was, as E[s²] asks for.
     var = (x.coefficients * vectors.sum(-1, keepdim=True)).sum(0)
     var = var if rest is None else var + rest.sum(-1, keepdim=True)
     scale = torch.rsqrt((mean.square().sum(-1, keepdim=True) + var) / size + mean_of(eps))
-    return Factored(mean * scale, x.coefficients, vectors, rest).map_var(lambda t: t * (scale * scale))
+    standard = Factored(mean * scale, x.coefficients, vectors, rest).map_var(lambda t: t * (scale * scale))
+    return _affine(standard, weight, bias)
 
 
-def _centred(var: Tensor) -> Tensor:
+def centred_var(var: Tensor) -> Tensor:
     return (1 - 2 / var.shape[-1]) * var + var.mean(-1, keepdim=True) / var.shape[-1]
 
 
@@ -230,7 +221,7 @@ def _norm(op: Op, *, centred: bool) -> Rule:
     signature = inspect.signature(exact.function)
 
     @rule(op, approximation=exact.approximation, mixes=True, scaled=True, factored=True)
-    def norm(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def norm(x: Any, *args: Any, forms: Forms = WRITTEN, **kwargs: Any) -> Any:
         """γ (x − x̄)/s + β with Σ = (γ/s)² Σx, where it is over the last dimension."""
         bound = signature.bind(x, *args, **kwargs)
         bound.apply_defaults()
@@ -240,7 +231,7 @@ def _norm(op: Op, *, centred: bool) -> Rule:
         if not isinstance(x, Factored) or not over_last or varies(x.coefficients, -1):
             return exact(multiplied_out(x), *args, **kwargs)
         eps = torch.finfo(x.mean.dtype).eps if given["eps"] is None else given["eps"]
-        return _affine(_standardized(x, eps, centred=centred), given.get("weight"), given.get("bias"))
+        return forms.normalize(x, given.get("weight"), given.get("bias"), eps, centred=centred)
 
     return norm
 
@@ -262,24 +253,28 @@ def batch_norm(
     return _affine(multiply(add(x, -mean), scale), weight, bias), None, None
 
 
+WRITTEN = Forms(contract, normalize, attention.attention)
+
+
 @rule(
     aten.scaled_dot_product_attention.default,
     approximation=attention.attention.approximation,
     mixes=True,
     factored=True,
 )
-def attend(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+def attend(query: Any, key: Any, value: Any, *args: Any, forms: Forms = WRITTEN, **kwargs: Any) -> Any:
     """Σ = (A ⊙ A) Σ_V acts on the coefficients."""
     query, key = mean_of(query), mean_of(key)
     grouped = kwargs.get("enable_gqa", False)
     if not isinstance(value, Factored) or varies(value.coefficients, -1) or varies(value.vectors, -2) or grouped:
-        return attention.attention(query, key, multiplied_out(value), *args, **kwargs)
+        return forms.attend(query, key, multiplied_out(value), *args, **kwargs)
     columns = value.coefficients[..., 0].movedim(0, -1)  # [..., tokens, k]
     columns = columns.expand(*value.mean.shape[:-2], *columns.shape[-2:])
-    rest = () if value.rest is None else (value.rest.expand_as(value.mean),)
-    mean, var = attention.attention(query, key, Moments(value.mean, torch.cat([columns, *rest], -1)), *args, **kwargs)
-    var, *rest = var.split([columns.shape[-1], *(t.shape[-1] for t in rest)], -1)
-    return Factored(mean, var.movedim(-1, 0)[..., None], value.vectors, *rest)
+    count, rest = columns.shape[-1], value.rest
+    joint = columns if rest is None else torch.cat([columns, rest.expand_as(value.mean)], -1)
+    mean, var = forms.attend(query, key, Moments(value.mean, joint), *args, **kwargs)
+    coefficients = var[..., :count].movedim(-1, 0)[..., None]
+    return Factored(mean, coefficients, value.vectors, None if rest is None else var[..., count:])
 
 
 @functools.cache

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Factored, Moments, mean_of, multiplied_out
-from varprop.rules.products import as_terms, broadened, joined, varies
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.structural import STRUCTURAL
+from varprop.rules.terms import as_terms, broadened, joined, varies
 
 aten = torch.ops.aten
 
@@ -39,6 +39,8 @@ def _same(op: Op, x: Factored, *args: Any, **kwargs: Any) -> Any:
     if op is aten.dropout.default:
         return NotImplemented if args[-1] else x
     mean = op(x.mean, *args, **kwargs)
+    if mean.dtype == x.mean.dtype:
+        return x._replace(mean=mean)
     cast = [None if part is None else part.to(mean.dtype) for part in x[1:]]
     return Factored(mean, *cast) if mean.is_floating_point() else mean  # type: ignore[arg-type]
 

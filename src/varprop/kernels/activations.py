@@ -1,0 +1,115 @@
+"""A pointwise rule between factored layers, in one pass: its variances are neither read nor written.
+
+What comes in are a few numbers of each token times fixed vectors, what leaves are the sums that the next layer wants.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from varprop.kernels import emit
+from varprop.kernels.launch import Launcher, usable
+from varprop.kernels.pointwise import BODIES
+from varprop.kernels.recompute import direct, recomputed
+from varprop.kernels.tokens import BLOCK, ROWS, contract_reference
+
+MOST_TERMS = 16
+
+
+def reference(
+    mean: Tensor,
+    numbers: Tensor,
+    log_alpha: Tensor,
+    vectors: Tensor,
+    by_var: Tensor | None,
+    by_square: Tensor | None,
+    ones: bool,
+    key: str,
+) -> tuple[Tensor, Tensor]:
+    """Multiplied out, the rule, summed up."""
+    wide = torch.promote_types(mean.dtype, torch.float32)
+    var = F.linear(numbers.to(wide), vectors.T.to(wide)).to(mean.dtype)
+    if torch.compiler.is_exporting():
+        first, second = BODIES[key].forward.graph(mean, var * log_alpha.exp())
+    else:
+        first, second = torch.ops.varprop.pointwise(mean, var, log_alpha, key)
+    if by_var is None and by_square is None:
+        return first, second
+    return first, contract_reference(first, second, by_var, by_square, ones)
+
+
+@torch.library.custom_op("varprop::activation", mutates_args=())
+def activation(
+    mean: Tensor,
+    numbers: Tensor,
+    log_alpha: Tensor,
+    vectors: Tensor,
+    by_var: Tensor | None,
+    by_square: Tensor | None,
+    ones: bool,
+    key: str,
+) -> tuple[Tensor, Tensor]:
+    """The moments y of a pointwise function of x ~ N(mean, α Σ_k numbers[k] vectors[k]): μ_y and Σ_y, or in its place
+    what ``tokens.contract`` makes of them. ``key`` names the traced rule.
+    """
+    return _compute(mean, numbers, log_alpha, vectors, by_var, by_square, ones, key)
+
+
+def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
+    mean, numbers = arguments[:2]
+    fits = mean.numel() and usable(*(x for x in arguments if isinstance(x, Tensor))) and numbers.shape[-1] <= MOST_TERMS
+    return (_launch(*arguments) if fits else None) or reference(*arguments)
+
+
+@activation.register_fake
+def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _results(mean, *rest[2:5])
+
+
+recomputed(activation, reference)
+
+
+def activate(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The op, or its reference where that must stand."""
+    if torch.compiler.is_exporting():
+        return reference(*arguments)
+    return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.activation(*arguments)
+
+
+def _results(mean: Tensor, by_var: Tensor | None, by_square: Tensor | None, ones: bool) -> tuple[Tensor, Tensor]:
+    first = mean.new_empty(mean.shape)
+    if by_var is None and by_square is None:
+        return first, mean.new_empty(mean.shape)
+    count = sum(0 if x is None else x.shape[0] for x in (by_var, by_square)) + ones
+    wide = torch.promote_types(mean.dtype, torch.float32)
+    return first, mean.new_empty((*mean.shape[:-1], count), dtype=wide)
+
+
+@functools.cache
+def _launcher(key: str, terms: int, by_var: int, by_square: int, ones: bool) -> Launcher:
+    return Launcher(lambda: emit.emit_tokens(BODIES[key].single, terms, by_var, by_square, ones))
+
+
+def _launch(
+    mean: Tensor,
+    numbers: Tensor,
+    log_alpha: Tensor,
+    vectors: Tensor,
+    by_var: Tensor | None,
+    by_square: Tensor | None,
+    ones: bool,
+    key: str,
+) -> tuple[Tensor, Tensor] | None:
+    results = _results(mean, by_var, by_square, ones)
+    counts = [0 if x is None else len(x) for x in (by_var, by_square)]
+    given = [mean if x is None else x.contiguous() for x in (by_var, by_square)]
+    size = mean.shape[-1]
+    rows = mean.numel() // size
+    arguments = mean.contiguous(), numbers.contiguous(), log_alpha, vectors.contiguous(), *given, *results, rows, size
+    launcher = _launcher(key, len(vectors), *counts, ones)
+    return launcher.launch((-(-rows // ROWS),), arguments, results, ROWS=ROWS, BLOCK=BLOCK)

@@ -1,0 +1,257 @@
+"""Factored variances on an accelerator: a few numbers of each token, computed in one pass over what they sum up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from varprop.kernels.flash import attend as attend_op
+from varprop.kernels.launch import at_least_16, attempt, on, usable
+from varprop.kernels.recompute import direct, recomputed
+from varprop.kernels.rows import LONGEST_ROW, warps_for
+from varprop.moments import Factored, Moments, is_random, mean_of
+from varprop.rules import attention, products
+from varprop.rules.factor import LEAST
+from varprop.rules.terms import tokens_of
+
+ROWS, BLOCK = 4, 256  # entries of a tile
+MOST_SUMS, MOST_TERMS = 16, 512
+
+
+# --- sums over features ----------------------------------------------------------------------------------
+
+
+def contract_reference(
+    mean: Tensor, other: Tensor | None, by_other: Tensor | None, by_square: Tensor | None, ones: bool
+) -> Tensor:
+    """In float32, or what is wider."""
+    wide = torch.promote_types(mean.dtype, torch.float32)
+    parts = [] if other is None or by_other is None else [F.linear(other.to(wide), by_other.to(wide))]
+    if by_square is not None:
+        parts.append(F.linear(mean.to(wide).square(), by_square.to(wide)))
+    if ones:
+        parts.append(torch.ones_like(parts[0][..., :1]))
+    return torch.cat(parts, -1)
+
+
+@torch.library.custom_op("varprop::contract", mutates_args=())
+def contract(
+    mean: Tensor, other: Tensor | None, by_other: Tensor | None, by_square: Tensor | None, ones: bool
+) -> Tensor:
+    """Σ_d other[d] by_other[k, d], Σ_d mean[d]² by_square[k, d], and 1 if asked for: numbers of each token."""
+    return _contract(mean, other, by_other, by_square, ones)
+
+
+def _contract(*arguments: Any) -> Tensor:
+    mean, tensors = arguments[0], [x for x in arguments if isinstance(x, Tensor)]
+    counts = [0 if x is None else len(x) for x in arguments[2:4]]
+    fits = usable(*tensors) and mean.numel() and max(counts) <= MOST_SUMS
+    result = attempt("a sum over features", lambda: _launch_contract(*arguments)) if fits else None
+    return contract_reference(*arguments) if result is None else result
+
+
+@contract.register_fake
+def _(mean: Tensor, other: Any, by_other: Any, by_square: Any, ones: bool) -> Tensor:
+    count = sum(0 if x is None else x.shape[0] for x in (by_other, by_square)) + ones
+    return mean.new_empty((*mean.shape[:-1], count), dtype=torch.promote_types(mean.dtype, torch.float32))
+
+
+recomputed(contract, contract_reference)
+
+
+def _launch_contract(
+    mean: Tensor, other: Tensor | None, by_other: Tensor | None, by_square: Tensor | None, ones: bool
+) -> Tensor:
+    from varprop.kernels.tiles import contract_kernel
+
+    size, tokens = mean.shape[-1], mean.numel() // mean.shape[-1]
+    counts = [0 if x is None else len(x) for x in (by_other, by_square)]
+    out = mean.new_empty((*mean.shape[:-1], sum(counts) + ones), dtype=torch.float32)
+    given = mean if other is None else other.reshape(tokens, -1)
+    vectors = [mean if x is None else x.contiguous() for x in (by_other, by_square)]
+    with on(mean.device):
+        contract_kernel[(-(-tokens // ROWS),)](
+            mean.contiguous(), given, *vectors, out, tokens, size, given.shape[-1], *given.stride()[-2:],
+            OTHER=counts[0], SQUARE=counts[1], OTHERS=_power(counts[0]), SQUARES=_power(counts[1]), ONES=int(ones),
+            ROWS=ROWS, BLOCK=BLOCK,
+        )  # fmt: skip
+    return out
+
+
+def _power(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+def contracted(*arguments: Any) -> Tensor:
+    """The op, or its reference where that must stand."""
+    if torch.compiler.is_exporting():
+        return contract_reference(*arguments)
+    return _contract(*arguments) if direct(*arguments) else torch.ops.varprop.contract(*arguments)
+
+
+# --- norms -----------------------------------------------------------------------------------------------
+
+
+def norm_reference(
+    mean: Tensor,
+    numbers: Tensor,
+    sums: Tensor,
+    weight: Tensor | None,
+    weight_var: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    ones: bool,
+) -> tuple[Tensor, Tensor]:
+    """In float32, or what is wider."""
+    wide = torch.promote_types(mean.dtype, torch.float32)
+    x, c = mean.to(wide), numbers.to(wide)
+    x = x - x.mean(-1, keepdim=True) if centred else x
+    total = x.square().sum(-1, keepdim=True) + (c * sums.to(wide)).sum(-1, keepdim=True)
+    factor = torch.rsqrt(total / x.shape[-1] + eps)
+    y, parts = x * factor, [c * factor.square()]
+    if weight_var is not None:
+        parts.append((y.square() * weight_var.to(wide)).sum(-1, keepdim=True))
+    if ones:
+        parts.append(torch.ones_like(factor))
+    y = y if weight is None else y * weight.to(wide)
+    y = y if bias is None else y + bias.to(wide)
+    return y.to(mean.dtype), torch.cat(parts, -1)
+
+
+@torch.library.custom_op("varprop::token_norm", mutates_args=())
+def token_norm(
+    mean: Tensor,
+    numbers: Tensor,
+    sums: Tensor,
+    weight: Tensor | None,
+    weight_var: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    ones: bool,
+) -> tuple[Tensor, Tensor]:
+    """A norm over features of x ~ N(mean, Σ_k numbers[k] v_k), ``sums[k]`` = Σ_d v_k: its mean, and the numbers of v_k,
+    of the variance of ``weight`` and, if asked for, of that of the bias.
+    """
+    return _norm(mean, numbers, sums, weight, weight_var, bias, eps, centred, ones)
+
+
+def _norm(*arguments: Any) -> tuple[Tensor, Tensor]:
+    mean, numbers = arguments[:2]
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    fits = usable(*tensors) and 0 < mean.shape[-1] <= LONGEST_ROW and numbers.shape[-1] <= MOST_TERMS and mean.numel()
+    if fits and (results := attempt("a norm", lambda: _launch_norm(*arguments))):
+        return results
+    return norm_reference(*arguments)
+
+
+@token_norm.register_fake
+def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    count = numbers.shape[-1] + (rest[2] is not None) + rest[-1]
+    wide = torch.promote_types(mean.dtype, torch.float32)
+    return mean.new_empty(mean.shape), mean.new_empty((*mean.shape[:-1], count), dtype=wide)
+
+
+recomputed(token_norm, norm_reference)
+
+
+def _launch_norm(
+    mean: Tensor,
+    numbers: Tensor,
+    sums: Tensor,
+    weight: Tensor | None,
+    weight_var: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    ones: bool,
+) -> tuple[Tensor, Tensor]:
+    from varprop.kernels.tiles import token_norm_kernel
+
+    size, terms = mean.shape[-1], numbers.shape[-1]
+    tokens, block = mean.numel() // size, at_least_16(size)
+    kind = 0 if weight is None else 1 if weight_var is None else 2
+    out = mean.new_empty((*mean.shape[:-1], terms + (kind == 2) + ones), dtype=torch.float32)
+    result, flat = mean.new_empty(mean.shape), numbers.reshape(tokens, terms)
+    vectors = [mean if x is None else x.contiguous() for x in (sums, weight, weight_var, bias)]
+    with on(mean.device):
+        token_norm_kernel[(tokens,)](
+            mean.contiguous(), flat, *vectors, result, out, size, terms, *flat.stride(), eps,
+            WEIGHT=kind, BIAS=int(bias is not None), ONES=int(ones), CENTRED=centred, TERMS=at_least_16(terms),
+            BLOCK=block, num_warps=warps_for(block),
+        )  # fmt: skip
+    return result, out
+
+
+def normalized(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The op, or its reference where that must stand."""
+    if torch.compiler.is_exporting():
+        return norm_reference(*arguments)
+    return _norm(*arguments) if direct(*arguments) else torch.ops.varprop.token_norm(*arguments)
+
+
+# --- the steps of rules ----------------------------------------------------------------------------------
+
+
+def _contract_form(
+    apply: products.Apply, x: Any, by_var: Tensor | None, by_square: Tensor | None, ones: bool, feature: int
+) -> Tensor:
+    if feature != -1:
+        return products.contract(apply, x, by_var, by_square, ones, feature)
+    other, by = (x.var, by_var) if isinstance(x, Moments) and by_var is not None else (None, None)
+    if isinstance(x, Factored) and by_var is not None:
+        if (found := tokens_of(x)) is None:
+            other, by = x.var, by_var
+        else:
+            other, by = found[0], F.linear(by_var, found[1])
+    return torch.ops.varprop.contract(mean_of(x), other, by, by_square, ones)
+
+
+def _normalize_form(x: Factored, weight: Any, bias: Any, eps: Any, *, centred: bool) -> Any:
+    found = tokens_of(x)
+    if found is None or not isinstance(eps, float):
+        return products.normalize(x, weight, bias, eps, centred=centred)
+    vectors = products.centred_var(found[1]) if centred else found[1]
+    noise = weight.var if is_random(weight) else None
+    mean, numbers = torch.ops.varprop.token_norm(
+        x.mean, found[0], vectors.sum(-1), mean_of(weight), noise, mean_of(bias), eps, centred, is_random(bias)
+    )
+    square = None if weight is None else mean_of(weight).square() if noise is None else mean_of(weight) ** 2 + noise
+    rows = [vectors if square is None else vectors * square]
+    rows += [] if noise is None else [(noise / noise.sum().clamp_min(LEAST))[None]]
+    rows += [bias.var[None]] if is_random(bias) else []
+    shape = (-1, *[1] * (x.mean.ndim - 1), x.mean.shape[-1])
+    return Factored(mean, numbers.movedim(-1, 0)[..., None], torch.cat(rows).reshape(shape))
+
+
+def _attend_form(
+    query: Tensor,
+    key: Tensor,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if not is_random(value) or query.ndim != 4:
+        return attention.attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return Moments(*torch.ops.varprop.attention(query, key, *value, mean_of(attn_mask), is_causal, scale))
+
+
+FUSED = products.Forms(_contract_form, _normalize_form, _attend_form)
+
+CALLS = {
+    torch.ops.varprop.contract.default: contracted,
+    torch.ops.varprop.token_norm.default: normalized,
+    torch.ops.varprop.attention.default: attend_op,
+}
+"""What a flat graph calls in the place of these ops: without the detour over torch's dispatcher where that can be."""

@@ -1,0 +1,65 @@
+"""The terms of factored variances: what they vary over, and their forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varprop.moments import Factored, multiplied_out
+from varprop.rules.factor import factor
+
+
+def is_one(size: Any) -> bool:
+    """A size that is not free and is 1."""
+    return isinstance(size, int) and size == 1
+
+
+def varies(x: Tensor, dim: int) -> bool:
+    return not is_one(x.shape[dim])
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Along k, the others broadcast."""
+    columns = zip(*(part.shape[1:] for part in parts), strict=True)
+    sizes = [next((n for n in column if not is_one(n)), 1) for column in columns]
+    return torch.cat([part.expand(part.shape[0], *sizes) for part in parts]) if len(parts) > 1 else parts[0]
+
+
+def broadened(x: Tensor, ndim: int) -> Tensor:
+    return x.reshape((1,) * (ndim - x.ndim) + tuple(x.shape))
+
+
+def as_terms(x: Any, like: Tensor) -> Factored:
+    """Moments, which will be broadcast to ``like``: a parameter that is repeated becomes a product."""
+    if isinstance(x, Factored):
+        lacking = (None,) * (like.ndim - x.mean.ndim)
+        rest = None if x.rest is None else x.rest[lacking]
+        return Factored(x.mean, x.coefficients[:, *lacking], x.vectors[:, *lacking], rest)
+    var = broadened(x.var, like.ndim)
+    spanned = [d for d in range(like.ndim) if varies(var, d)]
+    none = var.new_zeros([0] + [1] * like.ndim)
+    if all(varies(var, d) or not varies(like, d) for d in range(like.ndim)):
+        return Factored(x.mean, none, none, var)
+    if len(spanned) < 2:
+        return Factored(x.mean, var.new_ones([1] * (like.ndim + 1)), var[None])
+    last = spanned[-1]
+    left, right = factor(var.movedim(last, -1).reshape(-1, var.shape[last]), 1)
+    rows, columns = ([1 if (d == last) == own else n for d, n in enumerate(var.shape)] for own in (True, False))
+    return Factored(x.mean, left.reshape(1, *rows), right.reshape(1, *columns))
+
+
+def tokens_of(x: Factored) -> tuple[Tensor, Tensor] | None:
+    """Numbers of each token [..., k] and vectors [k, features]; None if the variance is not made of these."""
+    if x.rest is not None or varies(x.coefficients, -1) or any(varies(x.vectors, d) for d in range(1, x.mean.ndim)):
+        return None
+    numbers = x.coefficients[..., 0].movedim(0, -1)
+    return numbers.expand(*x.mean.shape[:-1], -1), x.vectors.reshape(x.vectors.shape[0], -1)
+
+
+def products_of(x: Factored) -> tuple[bool, Any]:
+    """Mean, numbers and vectors; or, and False, the moments multiplied out."""
+    found = tokens_of(x)
+    return (False, multiplied_out(x)) if found is None else (True, (x.mean, *found))
