@@ -138,8 +138,8 @@ def study(name: str) -> dict[str, Any]:
     with torch.no_grad():
         passing, plain = _timed(lambda: select_output(model(**two), output))
     net = vp.propagate(model, posterior, output=output)
-    for name, weight in weights.items():
-        weight.data = net.mean[name]  # the same numbers, once in memory
+    for path, weight in weights.items():
+        weight.data = net.mean[path]  # the same numbers, once in memory
     del posterior, weights
     with torch.no_grad():
         capture, _ = _timed(lambda: net.capture(**two))
