@@ -11,8 +11,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.batch import read
 from varprop.errors import InputError, PosteriorError
-from varprop.graph.export import Output
-from varprop.graph.output import select_output
+from varprop.graph.output import Output, select_output
 from varprop.posterior import Posterior
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from varprop.batch import read, repeatable
 from varprop.calibration.request import Procedure
 from varprop.calibration.scales import ADAPTIVE, PER_LAYER, calibrate
-from varprop.graph.export import Output
+from varprop.graph.output import Output
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
 from varprop.prediction.inferred import link_for

@@ -18,7 +18,7 @@ from varprop.calibration.observation import with_noise
 from varprop.calibration.request import Procedure
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.errors import InputError
-from varprop.graph.export import Output
+from varprop.graph.output import Output
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.prediction.links import Gaussian, Link

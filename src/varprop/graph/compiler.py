@@ -13,10 +13,12 @@ from torch import fx, nn
 from varprop.errors import CaptureError, OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, place_of
 from varprop.graph.check import difference
-from varprop.graph.export import Output, capture_error, export, quiet, read_values, refuse_training
+from varprop.graph.export import capture_error, export, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.lift import Lifted, lift, require_rules
 from varprop.graph.masks import settle_masks
+from varprop.graph.output import Output
+from varprop.graph.refusals import refuse_training
 from varprop.graph.registry import Registries
 from varprop.graph.regroup import regroup
 from varprop.graph.runner import Runner

@@ -21,19 +21,18 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.overrides import TorchFunctionMode
 
-from varprop.errors import CaptureError, InputError, TrainingModeError, VarpropError
+from varprop.errors import CaptureError, InputError, VarpropError
 from varprop.graph.captured import (
     Captured,
     is_internal,
     keep_constant,
     numbered,
-    place_of,
     size_ranges,
     strip_assertions,
 )
 from varprop.graph.marks import mark, read_marks
-from varprop.graph.output import Output as Output
-from varprop.graph.output import select_output
+from varprop.graph.output import Output, select_output
+from varprop.graph.refusals import refuse_drawing, refuse_writing
 from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
 from varprop.graph.unroll import Unrolled
@@ -109,8 +108,8 @@ def export(
     captured = _read(program, call.structure, tensors.constant)
     _leave_softmax_to_the_link(captured)
     _batch_of_one(captured)
-    _refuse_drawing(captured)
-    _refuse_writing(program)
+    refuse_drawing(captured)
+    refuse_writing(program)
     return captured
 
 
@@ -292,64 +291,3 @@ def _leave_softmax_to_the_link(captured: Captured) -> None:
     if last.target in SOFTMAX and last.args[1] in (-1, last.meta["val"].ndim - 1):
         captured.ending = SOFTMAX[last.target]
         captured.graph.output_node().args = ((last.args[0],),)
-
-
-# --- refusals ------------------------------------------------------------------------------------
-
-
-def require_model(model: Any) -> None:
-    """Refuse what is no model, or none that can be captured."""
-    if isinstance(model, type):
-        raise InputError(f"a model is a torch.nn.Module, not the class {model.__name__}: make one of it")
-    if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a torch.nn.Module, not a {type(model).__name__}")
-    name = type(model).__name__
-    if isinstance(model, Registries):
-        raise InputError("this network is propagated already: give the model it was made from")
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InputError(f"a {name} only wraps the model: give model.module, and a posterior with its names")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(f"a {name} has no Python code to capture: give the module it was made from")
-    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise InputError(
-                f"{path!r} is on the meta device and holds no numbers: load the weights of the {name} first"
-            )
-    refuse_training(model)
-
-
-def refuse_training(model: nn.Module) -> None:
-    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    for path, module in model.named_modules():
-        if module.training and isinstance(module, kinds) and getattr(module, "p", 1) > 0:
-            raise TrainingModeError(
-                f"{path or 'the model'} ({type(module).__name__}) is in training mode: call model.eval() first"
-            )
-
-
-def _refuse_drawing(captured: Captured) -> None:
-    for node in captured.ops():
-        place = f"{node.target} at {place_of(node)}"
-        if "batch_norm" in str(node.target) and "no_training" not in str(node.target):
-            raise TrainingModeError(f"{place} uses batch statistics: call model.eval() first")
-        if _draws(node):
-            raise TrainingModeError(
-                f"{place} may draw random numbers: if it is dropout, call model.eval() first; a model that draws "
-                "even so cannot be propagated"
-            )
-
-
-def _draws(node: fx.Node) -> bool:
-    """Does the op draw random numbers? Attention is tagged so, but does it only with dropout."""
-    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _refuse_writing(program: torch.export.ExportedProgram) -> None:
-    written = list(program.graph_signature.buffers_to_mutate.values())
-    if written:
-        names = ", ".join(name.removeprefix("buffer.") for name in written)
-        raise CaptureError(
-            f"forward writes to buffers ({names}), which a pure graph cannot do: call model.eval() or detach that part"
-        )

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from varprop.graph.captured import module_class, module_path, source_line
 from varprop.graph.compiler import Plan, plan_call
-from varprop.graph.export import Output
+from varprop.graph.output import Output
 from varprop.graph.walk import Applied
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, require_posterior

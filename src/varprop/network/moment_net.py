@@ -24,7 +24,8 @@ from varprop.errors import (
     RuleError,
 )
 from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call
-from varprop.graph.export import Output, refuse_training, require_model
+from varprop.graph.output import Output
+from varprop.graph.refusals import refuse_training, require_model
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call
 from varprop.graph.walk import Walk

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 import varprop
 from varprop.errors import NetworkFileError
 from varprop.graph.captured import fingerprint
-from varprop.graph.export import Output
+from varprop.graph.output import Output
 from varprop.graph.registry import scale_path
-from varprop.graph.signature import Call, decode, dtype_name, encode
+from varprop.graph.signature import Call, dtype_name
+from varprop.graph.transcript import decode, encode
 from varprop.network import rebuilding
 from varprop.network.record import Calibration
 from varprop.network.storage import CONFIG, FORMAT, VERSION, WEIGHTS, claim, entry, read, reported, write

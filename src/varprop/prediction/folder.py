@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from varprop.errors import NetworkFileError
-from varprop.graph.export import Output
+from varprop.graph.output import Output
 from varprop.moments import Moments
 from varprop.network import rebuilding
 from varprop.network.moment_net import MomentNet
