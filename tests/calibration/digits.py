@@ -1,6 +1,8 @@
 """A small vision transformer on scikit-learn's digits with an IVON posterior, and data it has not seen."""
 
 import functools
+import importlib.util
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -8,7 +10,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import varprop as vp
-from examples import train_digits
+
+# By its path: an installed package may be called examples, too.
+_SPEC = importlib.util.spec_from_file_location(
+    "train_digits", Path(__file__).parents[2] / "examples" / "train_digits.py"
+)
+train_digits = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(train_digits)
 
 
 class Digits(NamedTuple):
