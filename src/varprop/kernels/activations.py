@@ -16,7 +16,7 @@ from varprop.kernels import emit
 from varprop.kernels.launch import Launcher, usable
 from varprop.kernels.pointwise import BODIES
 from varprop.kernels.recompute import direct, recomputed
-from varprop.kernels.tokens import BLOCK, ROWS, contract_reference
+from varprop.kernels.tokens import BLOCK, ROWS, WARPS, contract_reference
 
 MOST_TERMS = 16
 
@@ -112,4 +112,4 @@ def _launch(
     rows = mean.numel() // size
     arguments = mean.contiguous(), numbers.contiguous(), log_alpha, vectors.contiguous(), *given, *results, rows, size
     launcher = _launcher(key, len(vectors), *counts, ones)
-    return launcher.launch((-(-rows // ROWS),), arguments, results, ROWS=ROWS, BLOCK=BLOCK)
+    return launcher.launch((-(-rows // ROWS),), arguments, results, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)

@@ -17,7 +17,7 @@ from varprop.rules import attention, products
 from varprop.rules.factor import LEAST
 from varprop.rules.terms import tokens_of
 
-ROWS, BLOCK = 4, 256  # entries of a tile
+ROWS, BLOCK, WARPS = 4, 256, 4  # of a tile
 MOST_SUMS, MOST_TERMS = 16, 512
 
 
@@ -76,7 +76,7 @@ def _launch_contract(
         contract_kernel[(-(-tokens // ROWS),)](
             mean.contiguous(), given, *vectors, out, tokens, size, given.shape[-1], *given.stride()[-2:],
             OTHER=counts[0], SQUARE=counts[1], OTHERS=_power(counts[0]), SQUARES=_power(counts[1]), ONES=int(ones),
-            ROWS=ROWS, BLOCK=BLOCK,
+            ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return out
 
