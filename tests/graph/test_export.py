@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import varprop as vp
@@ -11,6 +12,7 @@ PAIRS = {
     "expit": (torch.special.expit, torch.sigmoid),
     "arctan": (torch.arctan, torch.atan),
     "arctan2": (lambda x: torch.arctan2(x, x + 2), lambda x: torch.atan2(x, x + 2)),
+    "rrelu": (lambda x: F.rrelu(x, 0.1, 0.3), lambda x: F.leaky_relu(x, 0.2)),
     "clip": (lambda x: torch.clip(x, -0.1, 0.2), lambda x: torch.clamp(x, -0.1, 0.2)),
 }
 

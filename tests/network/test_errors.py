@@ -28,14 +28,15 @@ def test_training_mode(layer):
         net(torch.randn(3, 4))
 
 
-def test_dropout_that_is_no_module():
+@pytest.mark.parametrize("function", [nn.functional.dropout, nn.functional.rrelu], ids=lambda f: f.__name__)
+def test_dropout_that_is_no_module(function):
     class Functional(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(4, 3)
 
         def forward(self, x):
-            return nn.functional.dropout(self.layer(x), 0.5, self.training)
+            return function(self.layer(x), 0.1, training=self.training)
 
     net = propagate(Functional().train())
     with pytest.raises(vp.errors.TrainingModeError, match=r"may draw random numbers.* call model.eval\(\)"):

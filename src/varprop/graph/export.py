@@ -45,6 +45,7 @@ SOFTMAX: dict[Any, str] = {
     torch.ops.aten._log_softmax.default: "log_softmax",
 }
 
+RRELU: Any = torch.ops.aten.rrelu_with_noise_functional.default
 SYMBOLS: set[Any] = {torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_stride.int}
 
 LOGGERS = (
@@ -117,7 +118,14 @@ def _composites(graph: fx.Graph, known: Container[Any]) -> dict[Any, Callable[..
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     ops = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)} - SYMBOLS
     made = {op for op in ops if op not in known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
-    return {op: functools.partial(op._op_dk, key) for op in made}
+    return {op: functools.partial(op._op_dk, key) for op in made} | {RRELU: _rrelu}
+
+
+def _rrelu(x: Tensor, noise: Tensor, lower: float, upper: float, training: bool = False, *rest: Any) -> Any:
+    """Its slope is random in training, and else that in the middle."""
+    if training:
+        return NotImplemented
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
 
 
 def read_values(model: nn.Module, tensors: Registries, output: Output, call: Call) -> list[Any]:
