@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from experiments.data.daquar import daquar, divide, photos
+from experiments.data.images import Images
 from experiments.experiment import Sources
 from experiments.layernorm import synthetic
 from experiments.models.features import image_tokens, keep_tokens
@@ -22,8 +23,10 @@ from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, row_named
 from experiments.rows.daquar_fusion import TOKENS
+from experiments.rows.elsewhere import changed, outside
 from experiments.search import search as try_all
 from experiments.search import trial_table
+from experiments.shift import JUDGED, Shift, detection_table, risk_table
 from varprop.cli import shell
 from varprop.cli.references import device_named, numbers, writable
 from varprop.cli.screen import show
@@ -111,6 +114,40 @@ def search(
     console.print(f"[bold]{experiment.title}[/bold]: {many}", highlight=False)
     trials = try_all(experiment, chosen, writable(folder), device, sources)
     console.print(trial_table(experiment, trials), highlight=False)
+
+
+@app.command(epilog="Example: python -m experiments shift garments-cnn --seeds 0-2")
+def shift(
+    row: Annotated[str, typer.Argument(help="Name of the experiment; reproduce lists them.", show_default=False)],
+    seeds: Seeds = "0",
+    device: Device = "cpu",
+    data_dir: DataFolder = None,
+    weights: Weights = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: results/<row>, as for reproduce.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
+    damaged: Annotated[int, typer.Option(min=0, help="Test images to be changed in all kinds and strengths.")] = 0,
+    threads: Threads = None,
+    recipe: RecipeFile = None,
+) -> None:
+    """Networks of a row beside data they were not trained for: other data sets, and damaged images."""
+    experiment, console = row_named(row), Console()
+    if methods is not None:
+        experiment = replace(experiment, methods=tuple(listed(methods)))
+    device, folder = _set_up(device, threads), out or Path("results") / row
+    pipeline = Pipeline(experiment, numbers(seeds), folder, device, Sources(data_dir, weights))
+    pipeline.say = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
+    others, test = outside(row, data_dir), pipeline.splits(pipeline.seeds[0]).test
+    if damaged and not isinstance(test, Images):
+        raise InputError(f"{row} has no images in memory to be damaged")
+    kinds = changed(test, damaged) if isinstance(test, Images) else {}
+    if not others and not damaged:
+        raise InputError(f"{row} has no other data set to be told from; give --damaged for changed test images")
+    writable(folder)
+    rows = Shift(pipeline, others, kinds).run()
+    for name in others:
+        console.print(detection_table(rows, row, name), highlight=False)
+    for metric in JUDGED if damaged else ():
+        console.print(risk_table(rows, row, metric), highlight=False)
 
 
 @app.command(epilog="Example: python -m experiments features daquar --weights package")

@@ -148,7 +148,7 @@ class Pipeline:
     # --- evaluating ----------------------------------------------------------------------------------
 
     def _evaluate(self, results: Results, seed: int, methods: Sequence[Method]) -> None:
-        subject = self._subject(seed)
+        subject = self.subject(seed)
         costs = self._costs(subject)
         entries: dict[str, Any] = {"row": self.experiment.name, "seed": seed, "config": self.config}
 
@@ -170,7 +170,7 @@ class Pipeline:
                     keep(*record(first, Evaluation(after[each], thresholds), method=each.slug, **entries))
 
     def _measured(
-        self, results: Results, method: Method, subject: _Subject, entries: dict[str, Any]
+        self, results: Results, method: Method, subject: Subject, entries: dict[str, Any]
     ) -> tuple[Row, dict[str, Any]]:
         """The row of a method that does not sample, and its scores."""
         predictor = subject.predictor(method, FixedEpochs(**self.recipe.calibration), self.progress)
@@ -189,7 +189,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _sampled(
-        self, methods: Sequence[Method], subject: _Subject, seed: int, batches: PreparedBatches
+        self, methods: Sequence[Method], subject: Subject, seed: int, batches: PreparedBatches
     ) -> dict[Method, dict[str, Tensor]]:
         """The scores of each example by each method, batch by batch: the draws of one are the first of the next."""
         counts = {method: method.samples or 0 for method in methods}
@@ -205,16 +205,16 @@ class Pipeline:
                 scores[method].append({name: value.cpu() for name, value in found.items()})
         return {m: {name: torch.cat([each[name] for each in some]) for name in some[0]} for m, some in scores.items()}
 
-    def _subject(self, seed: int) -> _Subject:
+    def subject(self, seed: int) -> Subject:
         model, posterior = self.trained(seed)
         splits = self.splits(seed)
         size = 64 if self.device == "cpu" else self.experiment.evaluation_batch
         held_out, test = (
             PreparedBatches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
         )
-        return _Subject(model, posterior, held_out, test, self.experiment.link)
+        return Subject(model, posterior, held_out, test, self.experiment.link)
 
-    def _costs(self, subject: _Subject) -> dict[str, Cost]:
+    def _costs(self, subject: Subject) -> dict[str, Cost]:
         """What each method costs: measured once for an experiment and a device, and kept beside the rows."""
         file = self.folder / f"{self.experiment.name}-costs-{self.device.partition(':')[0]}.json"
         found: dict[str, Cost] = json.loads(file.read_text()) if file.is_file() else {}
@@ -241,7 +241,7 @@ class Pipeline:
 
 
 @dataclass
-class _Subject:
+class Subject:
     """A trained network and the data to judge it by."""
 
     model: nn.Module

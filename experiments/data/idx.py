@@ -28,13 +28,20 @@ def fashion_mnist(folder: Path | None = None) -> ImageSet:
     return ImageSet(train, test, GARMENTS)
 
 
-def _split(image_file: Path, label_file: Path) -> Images:
+def mnist(folder: Path | None = None) -> ImageSet:
+    """60,000 and 10,000 handwritten digits of 28×28."""
+    place, _ = find("mnist", folder, [FILES], "get the four files *-ubyte.gz of MNIST")
+    train, test = (_split(place / images, place / labels, "MNIST") for images, labels in (FILES[:2], FILES[2:]))
+    return ImageSet(train, test, tuple("0123456789"))
+
+
+def _split(image_file: Path, label_file: Path, what: str = "Fashion-MNIST") -> Images:
     images, labels = read_idx(image_file), read_idx(label_file)
     if images.ndim != 3:
         raise DataError(f"{image_file} holds {images.ndim}-dimensional values, not images")
     if labels.shape != images.shape[:1]:
         raise DataError(f"{label_file} holds {list(labels.shape)} labels for the {len(images)} images beside it")
-    check_labels(labels, len(GARMENTS), str(label_file), "Fashion-MNIST")
+    check_labels(labels, len(GARMENTS), str(label_file), what)
     return Images(images.unsqueeze(1), labels.long())
 
 

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,10 @@ class Scenes:
 
 
 def nlvr(folder: Path | None = None) -> dict[str, Scenes]:
-    """989 statements of dev, 990 of test and 985 of hidden. Where votes are not published, the label counts."""
+    """989 statements of dev, 990 of test and 985 of hidden. Where votes are not published, the label counts.
+
+    Some annotators called a statement nonsense: these votes are not counted.
+    """
     place, _ = find("nlvr", folder, [FILES], "get the annotations of NLVR (github.com/lil-lab/nlvr), packed by gzip")
     return {part: _read(place / file, part) for part, file in zip(PARTS, FILES, strict=True)}
 
@@ -58,10 +62,7 @@ def _read(path: Path, part: str) -> Scenes:
     for number, line in _lines(path):
         where = f"line {number} of {path}"
         try:
-            votes = list(line.get("evals", {}).values()) or [line["label"]]
-            if not {str(vote).lower() for vote in votes} <= {"true", "false"}:
-                raise DataError(f"{where} has votes other than true and false: {votes}")
-            truth.append(sum(str(vote).lower() == "true" for vote in votes) / len(votes))
+            truth.append(_share(line, where))
             texts.append(str(line["sentence"]))
             groups.append(f"{part} {str(line['identifier']).partition('-')[0]}")
             boxes.append(_checked(line["structured_rep"], where))
@@ -70,6 +71,16 @@ def _read(path: Path, part: str) -> Scenes:
     if not texts:
         raise DataError(f"{path} holds no statements")
     return Scenes(texts, boxes, torch.tensor(truth), groups)
+
+
+def _share(line: dict[str, Any], where: str) -> float:
+    """Of true among the votes for true and for false."""
+    votes = Counter(str(vote).lower() for vote in line.get("evals", {}).values())
+    unknown = set(votes) - {"true", "false", "nonsense"}
+    if unknown or str(line["label"]).lower() not in ("true", "false"):
+        raise DataError(f"{where} has votes or a label other than true, false and nonsense")
+    counted = votes["true"] + votes["false"]
+    return votes["true"] / counted if counted else float(str(line["label"]).lower() == "true")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.paper.blocks import block_scales
 from experiments.paper.norms import SYNTHETIC, errors, kept_norms, scatter
 from experiments.paper.published import benchmark_of, compared
-from experiments.paper.verdicts import order, verdict
+from experiments.paper.verdicts import agreement, order, verdict
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.report import lineup, sections, tables, write_report
@@ -49,10 +49,12 @@ def verdicts(results: Results, summary: Summary) -> Section | None:
     """In words: the last is open, others are folded."""
     note = (
         "Better or worse by more than one standard error of the differences over seeds. The order of the ablation is "
-        "by AURC, beside the order in the paper's average of six benchmarks."
+        "by AURC, beside the order in the paper's average of six benchmarks; that of all methods is compared by "
+        "Kendall's τ in every metric."
     )
     parts = []
-    for title, judged in (("One against all", verdict), ("Order of the ablation", order)):
+    judges = ("One against all", verdict), ("Order of the ablation", order), ("Order of the methods", agreement)
+    for title, judged in judges:
         found = [table for scope in summary.scopes if (table := judged(summary, scope)) is not None]
         parts += [Group(title)] if found else []
         parts += [Group(table.title, tables=[table], folded=table is not found[-1]) for table in found]

@@ -7,9 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pandas as pd
+from scipy.stats import kendalltau
 
-from experiments.paper.published import ablation, benchmark_of
+from experiments.paper.published import ablation, averaged, benchmark_of, benchmarks
 from varprop.evaluation.methods import method_of
 from varprop.report import lineup
 from varprop.report.columns import NAMED, Column
@@ -19,6 +21,8 @@ from varprop.report.tables import BETTER, WORSE, Table, judge, words
 SAME = "no difference"
 JUDGED = tuple(NAMED[key] for key in ("aurc", "nll", "brier", "accuracy"))
 AURC = JUDGED[0]
+FEWEST = 3
+"""Methods that have an order."""
 
 
 def verdict(summary: Summary, scope: Scope) -> Table | None:
@@ -83,6 +87,35 @@ def order(summary: Summary, scope: Scope) -> Table | None:
     told = f"{same} of {total} pairs in the paper's order, {against} in the other by more than one standard error"
     title = f"{summary.heading(scope)}: {told}"
     return _marked(words("ablation-order", name_of(scope), title, pd.DataFrame(lines, columns=header), ranked))
+
+
+def agreement(summary: Summary, scope: Scope) -> Table | None:
+    """Kendall's τ_b of our order of the methods and the paper's, by metric; of stand-ins too, which it says.
+
+    1 is the same order, 0 none in common, −1 the opposite one. Ties count for neither.
+    """
+    rows = [str(summary.said(experiment, "paper")) for experiment in scope]
+    if not set(rows) <= set(benchmarks()):
+        return None
+    ours, lines = summary.estimates(scope).mean, []
+    for column in (each for each in summary.columns if each.ranked):
+        theirs = {m: found.mean for m in summary.methods_in(scope) if (found := averaged(rows, m, column.key))}
+        here = ours[column.key].reindex(list(theirs)).dropna()
+        if len(here) >= FEWEST:
+            there = [theirs[method] for method in here.index]
+            signs = [
+                np.sign(here[a] - here[b]) * np.sign(theirs[a] - theirs[b]) for a, b in combinations(here.index, 2)
+            ]
+            tau = kendalltau(here.to_numpy(), there).statistic
+            counts = (str(sum(s > 0 for s in signs)), str(sum(s < 0 for s in signs)), str(len(here)))
+            lines.append((column.heading, "–" if math.isnan(tau) else f"{tau:.2f}", *counts))
+    if not lines:
+        return None
+    header = ["Metric", "Kendall's τ", "Pairs in the paper's order", "In the opposite one", "Methods"]
+    stood = [row for row, experiment in zip(rows, scope, strict=True) if summary.said(experiment, "stand_in")]
+    aside = f"; a stand-in for {', '.join(stood)}" if stood else ""
+    title = f"{summary.heading(scope)}: the paper's order of the methods and ours{aside}"
+    return words("agreement", name_of(scope), title, pd.DataFrame(lines, columns=header))
 
 
 def _marked(table: Table) -> Table:

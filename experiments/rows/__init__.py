@@ -21,6 +21,7 @@ from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
 from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
+from experiments.rows.small_images import DIGITS_CNN, DIGITS_CNN_ADAMW, GARMENTS_CNN, GARMENTS_CNN_ADAMW
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
 from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
@@ -44,10 +45,14 @@ ROWS: Mapping[str, Experiment] = MappingProxyType(
             DAQUAR_SINGLE_STREAM,
             SST2_MINILM,
             FASHION_MNIST,
+            GARMENTS_CNN,
+            DIGITS_CNN,
             CIFAR10_VIT_ADAMW,
             TINY_IMAGENET_VIT_ADAMW,
             SST2_MINILM_ADAMW,
             FASHION_MNIST_CNN_ADAMW,
+            GARMENTS_CNN_ADAMW,
+            DIGITS_CNN_ADAMW,
         )
     }
 )

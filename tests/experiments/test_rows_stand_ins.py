@@ -113,6 +113,14 @@ def test_votes_are_soft_labels_and_boxes_are_reordered(tmp_path):
     assert tokens[0, 0, box].tolist() == turned[0, 0, box].tolist() == [1, 0, 0]
 
 
+def test_nonsense_is_not_counted(tmp_path):
+    folder = files.nlvr(tmp_path / "nlvr")
+    edited({"evals": {"r1": "true", "r2": "nonsense", "r3": "false", "r4": "true"}})(folder)
+    assert nlvr(folder)["dev"].truth[2] == pytest.approx(2 / 3)
+    edited({"evals": {"r1": "nonsense"}, "label": "false"})(folder)
+    assert nlvr(folder)["dev"].truth[2] == 0
+
+
 def edited(entries):
     def change(folder):
         path = folder / "dev.json.gz"
@@ -126,7 +134,7 @@ def edited(entries):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (edited({"evals": {"r1": "maybe"}}), "line 3 of .*dev.json.gz has votes other than true and false"),
+        (edited({"evals": {"r1": "maybe"}}), "line 3 of .*dev.json.gz has votes or a label other than"),
         (edited({"structured_rep": [[], []]}), "line 3 .* has boxes of 0, 0 shapes: there should be 3"),
         (edited({"structured_rep": [[files.shape("star")], [], []]}), "line 3 .* a shape of unknown kind"),
         (edited({"structured_rep": 3}), "line 3 .* is no statement of NLVR"),

@@ -1,13 +1,14 @@
 """The paper's numbers beside ours, and verdicts, of synthetic rows; and the stored tables, drawn again."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.paper import chapters
-from experiments.paper.published import benchmarks, compared
-from experiments.paper.verdicts import order, verdict
+from experiments.paper.published import benchmarks, compared, published
+from experiments.paper.verdicts import agreement, order, verdict
 from varprop.evaluation.methods import ABLATIONS
 from varprop.evaluation.results import Row, read_results
 from varprop.report import tables
@@ -144,3 +145,18 @@ def test_a_page_of_four_experiments_is_small(tmp_path):
     page = chapters.write_paper_report(STORED, tmp_path)
     assert page.stat().st_size < 2e6
     assert page.read_text().count("<h2>") == len(chapters.PAPER_SECTIONS)
+
+
+def test_orders_are_compared_by_kendalls_tau(summary):
+    """AURC grows in the order of METHODS here."""
+    table = agreement(summary, ("cifar10-vit",))
+    assert table.title == "CIFAR-10 (ViT): the paper's order of the methods and ours"
+    lines = {line[0]: line[1:] for line in table.cells.to_numpy().tolist()}
+    theirs = {m: published("CIFAR-10 (sub-tiny ViT)", m, "aurc").mean for m in ("mean", "mc-2", "cvp", "streamlining")}
+    pairs = list(itertools.combinations(theirs, 2))  # in our order
+    same = sum(theirs[a] < theirs[b] for a, b in pairs)
+    assert lines["AURC ↓"] == [f"{(2 * same - 6) / 6:.2f}", str(same), str(6 - same), "4"]
+    assert lines["Accuracy ↑"][0] == "–", "all methods have the same here"
+    assert agreement(summary, ("tiny",)).title.endswith("; a stand-in for CIFAR-100 (ViT-Base)")
+    assert agreement(summary, ("sst2",)) is None
+    assert agreement(summary, tuple(CONFIG)) is None

@@ -1,0 +1,93 @@
+"""Images changed as in CIFAR-10-C: fifteen kinds of damage in five strengths, by the package imagecorruptions."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.ndimage
+import torch
+
+from experiments.data.images import Images
+from experiments.faults import ExperimentError
+
+KINDS = (
+    *(
+        "gaussian_noise",
+        "shot_noise",
+        "impulse_noise",
+        "defocus_blur",
+        "glass_blur",
+        "motion_blur",
+        "zoom_blur",
+        "snow",
+    ),
+    *("frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+)
+STRENGTHS = (1, 2, 3, 4, 5)
+
+
+def corrupted(images: Images, kind: str, strength: int) -> Images:
+    """RGB images of at least 32 × 32, changed; the same changes at every call, and numpy's random state as before."""
+    change, state = _library(), np.random.get_state()  # noqa: NPY002 (the package draws from it)
+    try:
+        np.random.seed(0)  # noqa: NPY002
+        pixels = images.images.permute(0, 2, 3, 1).numpy()
+        changed = np.stack([np.asarray(change(each, corruption_name=kind, severity=strength)) for each in pixels])
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    return Images(torch.from_numpy(changed.astype(np.uint8)).permute(0, 3, 1, 2).contiguous(), images.labels)
+
+
+@functools.cache
+def _library() -> Callable[..., Any]:
+    """``imagecorruptions.corrupt``. Version 1.1.2, of 2020, expects names that other packages have dropped since."""
+    gone: dict[str, dict[str, Any]] = {
+        "pkg_resources": {"resource_filename": _beside},
+        "scipy.ndimage.interpolation": {"map_coordinates": scipy.ndimage.map_coordinates},
+    }
+    for name, content in gone.items():
+        if not _exists(name):
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__dict__.update(content)
+    try:
+        from imagecorruptions import corrupt, corruptions  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise ExperimentError(
+            f"imagecorruptions cannot be imported ({error}): pip install imagecorruptions scikit-image "
+            "opencv-python-headless"
+        ) from error
+    corruptions.np, corruptions.gaussian = _Numpy(), functools.partial(_gaussian, corruptions.gaussian)
+    return corrupt
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _beside(module: str, path: str) -> str:
+    origin = sys.modules[module].__file__
+    assert origin is not None
+    return str(Path(origin).parent / path)
+
+
+def _gaussian(smooth: Callable[..., Any], image: Any, *args: Any, multichannel: bool = False, **options: Any) -> Any:
+    return smooth(image, *args, channel_axis=-1 if multichannel else None, **options)
+
+
+class _Numpy:
+    """numpy with a name that numpy 2 has dropped."""
+
+    float_ = np.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
