@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,18 @@ def _library() -> Callable[..., Any]:
             sys.modules[name] = types.ModuleType(name)
             sys.modules[name].__dict__.update(content)
     try:
-        from imagecorruptions import corrupt, corruptions  # type: ignore[import-not-found]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what other packages will drop next
+            from imagecorruptions import corrupt, corruptions  # type: ignore[import-not-found]
     except ImportError as error:
         raise ExperimentError(
             f"imagecorruptions cannot be imported ({error}): pip install imagecorruptions scikit-image "
             "opencv-python-headless"
         ) from error
-    corruptions.np, corruptions.gaussian = _Numpy(), functools.partial(_gaussian, corruptions.gaussian)
+    noise = functools.partial(_seeded, corruptions.sk.util.random_noise)
+    corruptions.gaussian = functools.partial(_gaussian, corruptions.gaussian)
+    corruptions.np = _With(np, float_=np.float64)
+    corruptions.sk = _With(corruptions.sk, util=_With(corruptions.sk.util, random_noise=noise))
     return corrupt
 
 
@@ -84,10 +90,17 @@ def _gaussian(smooth: Callable[..., Any], image: Any, *args: Any, multichannel: 
     return smooth(image, *args, channel_axis=-1 if multichannel else None, **options)
 
 
-class _Numpy:
-    """numpy with a name that numpy 2 has dropped."""
+def _seeded(noise: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """From numpy's global generator, as the rest of the package draws; not from a fresh one."""
+    return noise(*args, rng=np.random.randint(2**31), **options)  # noqa: NPY002
 
-    float_ = np.float64
+
+class _With:
+    """A module with some names of our own."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self._module = module
+        self.__dict__.update(names)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        return getattr(self._module, name)
