@@ -18,7 +18,7 @@ from varprop.errors import RuleError
 from varprop.moments import Moments
 from varprop.rules import functions
 from varprop.rules.activation import ACTIVATION, PAPER_SIGMOID
-from varprop.rules.derivative import difference, differences
+from varprop.rules.difference import difference, differences
 from varprop.rules.quadrature import integrate
 
 aten = torch.ops.aten

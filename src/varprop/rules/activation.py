@@ -9,15 +9,17 @@ from torch import Tensor
 
 from varprop.moments import Moments
 from varprop.rules.elementary import ELEMENTARY
+from varprop.rules.exponential_linear import EXPONENTIAL_LINEAR
 from varprop.rules.gelu import gelu
 from varprop.rules.logistic import LOGISTIC
 from varprop.rules.normal import at_least
 from varprop.rules.piecewise import PIECEWISE
+from varprop.rules.power import POWER
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
 
-ACTIVATION = RuleSet(PIECEWISE, gelu, LOGISTIC, ELEMENTARY, name="activations")
+ACTIVATION = RuleSet(PIECEWISE, gelu, LOGISTIC, EXPONENTIAL_LINEAR, POWER, ELEMENTARY, name="activations")
 
 
 def _paper_logistic(mean: Tensor, var: Tensor) -> Moments:

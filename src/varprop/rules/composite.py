@@ -10,7 +10,8 @@ from torch import Tensor, fx
 from varprop.moments import Moments, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, expanded, multiply
-from varprop.rules.derivative import degree, differences, differentiate
+from varprop.rules.derivative import degree, differentiate
+from varprop.rules.difference import differences
 from varprop.rules.linear import linear
 from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate

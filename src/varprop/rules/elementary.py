@@ -1,4 +1,4 @@
-"""Exponentials, powers, circular functions, and functions whose moments do not exist."""
+"""Exponentials, circular functions, and functions whose moments do not exist."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.asymptote import by_width
-from varprop.rules.derivative import DELTA, SELU_ALPHA, SELU_SCALE, difference, tangent
-from varprop.rules.normal import BEYOND, at_least, distance, expm1, floored, pdf
+from varprop.rules.derivative import tangent
+from varprop.rules.difference import difference
+from varprop.rules.normal import at_least, expm1
 from varprop.rules.quadrature import integrate
 from varprop.rules.ruleset import RuleSet, rule
 
@@ -100,89 +100,6 @@ def _times(x: Moments, factor: float) -> Moments:
     return Moments(factor * x.mean, factor * factor * x.var)
 
 
-@rule(aten.elu.default, approximation=None, scaled=True)
-@at_least(torch.float32)
-def elu(x: Moments, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Moments:
-    """scale·x for x > 0, scale·α (e^(cx) − 1) below, c = input_scale.
-
-    By parts; in float32, whose terms cancel for c²v below about 0.1, there as one of both and what it lacks.
-    """
-    x = Moments(x.mean.clamp(min=-1e8), x.var)  # −inf is a mask: there is nothing below −scale·α
-    settings = scale, scale * alpha, input_scale
-    if x.mean.dtype == torch.float64:
-        return _elu_by_parts(x, *settings)
-    limit = 0.1 / input_scale**2
-    return by_width(x, limit, lambda x: _elu_narrow(x, *settings), lambda x: _elu_by_parts(x, *settings))
-
-
-def _elu_by_parts(x: Moments, scale: float, low: float, rate: float) -> Moments:
-    """var = E[(f − E f)²; x > 0] + E[(f − E f)²; x < 0], from E[e^(cx); x < 0] and E[e^(2cx); x < 0]."""
-    raised = floored(x.var)
-    std = raised.sqrt()
-    a = x.mean / std
-    above, below = (0.5 * torch.erfc(a * sign * math.sqrt(0.5)) for sign in (-1, 1))
-    density = pdf(a)
-    once, twice = (_exponential_below(x.mean, raised, power * rate) for power in (1, 2))
-    ramp = scale * std * (density + a * above)
-    mean = low * (once - below) + ramp
-    shifted = low * (once + above) + ramp  # mean + low, without cancellation
-    centre = mean - scale * x.mean
-    lower = low * low * twice - 2 * low * shifted * once + shifted.square() * below
-    gain = scale * std
-    upper = gain.square() * (above - a * density) - 2 * gain * centre * density + centre.square() * above
-    return Moments(mean, (lower + upper).clamp(min=0) * (x.var / raised))
-
-
-HALF_LINE = [(3.5 + 3.5 * float(t), 3.5 * float(w)) for t, w in zip(*np.polynomial.legendre.leggauss(16), strict=True)]
-
-
-def _elu_narrow(x: Moments, scale: float, low: float, rate: float) -> Moments:
-    """f = b + h, b the part in which μ lies, continued, and h what it lacks beyond 0, at distances u = √v t:
-
-    Var f = Var b + 2 E[h (b − E b)] + Var h, expectations of h by Gauss–Legendre in t
-    """
-    raised = floored(x.var)
-    std, away = raised.sqrt(), distance(x.mean)
-    negative = x.mean <= 0
-    exponent = rate * torch.where(negative, x.mean, 0.0) + 0.5 * rate * rate * raised
-    height = low * torch.exp(exponent)  # E[b] + low, below 0
-    grown = height.square() * expm1(rate * rate * raised)
-    mean = torch.where(negative, low * expm1(exponent), scale * x.mean)
-    a = (away / std).clamp(max=BEYOND)
-    first = second = cross = torch.zeros_like(std)
-    for t, weight in HALF_LINE:
-        u, mass = std * t, weight * pdf(t + a)
-        growth = low * expm1(torch.where(negative, rate * u, -rate * u))
-        lacking = torch.where(negative, scale * u - growth, growth + scale * u)
-        centred = torch.where(negative, growth + low - height, -scale * (u + away))
-        first = first + mass * lacking
-        second = second + mass * lacking.square()
-        cross = cross + mass * lacking * centred
-    var = torch.where(negative, grown, scale * scale * raised) + 2 * cross + second - first.square()
-    share = x.var / raised
-    return Moments(mean + share * first, share * var.clamp(min=0))
-
-
-def _exponential_below(mean: Tensor, var: Tensor, rate: float) -> Tensor:
-    """E[e^(cx); x < 0] = e^(cμ + c²v/2) Φ(−(μ + cv)/√v), in the one of two forms that neither over- nor underflows."""
-    edge = (mean + rate * var) * (2 * var).rsqrt()
-    inner = torch.exp((rate * (mean + 0.5 * rate * var)).clamp(max=0)) * torch.erfc(edge.clamp(max=0))
-    outer = torch.exp(-0.5 * mean * mean / var) * torch.special.erfcx(edge.clamp(min=0))
-    return 0.5 * torch.where(edge < 0, inner, outer)
-
-
-@rule(aten.celu.default, approximation=None, scaled=True)
-def celu(x: Moments, alpha: float = 1.0) -> Moments:
-    """x for x > 0, α (e^(x/α) − 1) below."""
-    return elu(x, alpha, 1.0, 1 / alpha)
-
-
-@rule(aten.selu.default, approximation=None, scaled=True)
-def selu(x: Moments) -> Moments:
-    """ELU with the self-normalising α and scale."""
-    return elu(x, SELU_ALPHA, SELU_SCALE)
-
-
 @rule(aten.mish.default, approximation=None, scaled=True)
 def mish(x: Moments) -> Moments:
     """x tanh(log(1 + eˣ)), by 128 nodes. Computed to within 1e-4 of the variance (relative)."""
@@ -238,81 +155,6 @@ def _wave(x: Moments, value: Tensor, slope: Tensor) -> Moments:
     return Moments(torch.exp(-0.5 * x.var) * value, lost * (0.5 * lost + (1 - lost) * slope.square()))
 
 
-def _is_natural(exponent: float) -> bool:
-    return exponent >= 0 and exponent == int(exponent)
-
-
-def _neglected_by_power(_: Any, exponent: float) -> str | None:
-    if _is_natural(exponent):
-        return None
-    return NEGATIVE if exponent > 0 else f"{DELTA}: the moments of such a power do not exist"
-
-
-NEGATIVE = "negative values count as 0"
-
-
-@rule(aten.pow.Tensor_Scalar, approximation=_neglected_by_power, scaled=True)
-@at_least(torch.float32)
-def power(x: Moments, exponent: float) -> Moments:
-    """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares.
-
-    Other positive powers by quadrature, as of max(x, 0); negative ones are linearised.
-    """
-    if not _is_natural(exponent) and exponent > 0:
-        return _positive(x, exponent)
-    if not _is_natural(exponent):
-        return tangent(aten.pow.Tensor_Scalar, scaled=True)(x, exponent)
-    n = int(exponent)
-    var = torch.zeros_like(x.mean)
-    for k in range(1, n + 1):
-        var = var + math.perm(n, k) ** 2 / math.factorial(k) * x.var**k * _raw_moment(x, n - k).square()
-    return Moments(_raw_moment(x, n), var)
-
-
-def _positive(x: Moments, exponent: float) -> Moments:
-    """Moments of max(x, 0)ᵖ. At 2⁻⁴ of a positive x and nearer its powers differ by x^p ((1 + δ/x)ᵖ − 1)."""
-
-    def difference(mean: Tensor, step: Tensor) -> Tensor:
-        positive = mean > 0
-        base = torch.where(positive, mean, 1.0)
-        share = torch.where(positive, step / base, 1.0)
-        near = share.abs() < 2**-4
-        small = torch.where(near, share, 0.0)
-        grown = base**exponent * expm1(exponent * torch.log1p(small))
-        direct = _positive_power(mean + step, exponent) - _positive_power(mean, exponent)
-        return torch.where(near, grown, direct)
-
-    return integrate(lambda points: _positive_power(points, exponent), x, difference)
-
-
-def _positive_power(x: Tensor, exponent: float) -> Tensor:
-    """max(x, 0)ᵖ with a finite derivative at 0."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0) ** exponent, 0.0)
-
-
-@rule(aten.sqrt.default, approximation=NEGATIVE)
-def root(x: Moments) -> Moments:
-    """√x, by quadrature."""
-    return _positive(x, 0.5)
-
-
-def _raw_moment(x: Moments, n: int) -> Tensor:
-    """E[xⁿ]; the j-th term counts the ways to pair off 2j of the n factors."""
-    total = torch.zeros_like(x.mean)
-    for j in range(n // 2 + 1):
-        pairings = math.comb(n, 2 * j) * math.factorial(2 * j) // (2**j * math.factorial(j))
-        total = total + pairings * x.mean ** (n - 2 * j) * x.var**j
-    return total
-
-
-@rule(aten.square.default, approximation=None, scaled=True)
-@at_least(torch.float32)
-def square(x: Moments) -> Moments:
-    """x². mean = μ² + v, var = 2v (2μ² + v)."""
-    return Moments(x.mean.square() + x.var, 2 * x.var * (2 * x.mean.square() + x.var))
-
-
 # Not defined everywhere, or without moments where they are.
 LINEARISED = (
     aten.acos.default,
@@ -345,15 +187,9 @@ ELEMENTARY = RuleSet(
     to_radians,
     to_degrees,
     complementary_erf,
-    elu,
-    celu,
-    selu,
     mish,
     erf,
     sine,
     cosine,
-    power,
-    square,
-    root,
     *(tangent(op, scaled=False) for op in LINEARISED),
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 from varprop.moments import Moments
 from varprop.rules import functions
 from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder, step_and_remainder
-from varprop.rules.derivative import difference
+from varprop.rules.difference import difference
 from varprop.rules.normal import at_least, floored
 from varprop.rules.quadrature import integrate
 from varprop.rules.ruleset import RuleSet, rule
