@@ -59,26 +59,32 @@ def check_rule(
     >>> x = vp.Moments(mean=torch.linspace(-1, 1, 5), var=torch.full((5,), 0.1))
     >>> [check] = vp.testing.check_rule(exp2, [x], rules=exp2_moments)
     """
-    rules = RuleSet(rules) if isinstance(rules, Rule) else rules
-    if op not in rules:
-        raise RuleError(f"{rules} has no rule for {op_name(op)}")
     call = _Call(op, tree_map(_double, tuple(args)), tree_map(_double, kwargs or {}))
-    if not call.random():
-        raise RuleError(f"{op_name(op)}: no argument is a Moments, so there is nothing to check")
-    result = rules[op](*call.args, **call.kwargs)
-    if result is NotImplemented:
-        raise RuleError(f"{op_name(op)}: the rule declines these arguments")
-    results, expected = _flat(result), _flat(call.run(mean_of))
-    if len(results) != len(expected):
-        raise AssertionError(f"{op_name(op)}: the rule returns {len(results)} results, the op {len(expected)}")
-    for got, reference in zip(results, expected, strict=True):
-        _assert_form(op, got, reference)
+    results = _results(RuleSet(rules) if isinstance(rules, Rule) else rules, call)
     random = [index for index, got in enumerate(results) if is_random(got)]
     sampled = _moments(_sample(call, random, samples, seed)) if random else []
     checks = [Check(results[index], *moments) for index, moments in zip(random, sampled, strict=True)]
     for check in checks:
         _assert_close(op, check, *(bias if isinstance(bias, tuple) else (bias, bias)))
     return checks
+
+
+def _results(rules: RuleSet, call: _Call) -> list[Any]:
+    """What the rule returns, of the form that the op's own results have."""
+    name = op_name(call.op)
+    if call.op not in rules:
+        raise RuleError(f"{rules} has no rule for {name}")
+    if not call.random():
+        raise RuleError(f"{name}: no argument is a Moments, so there is nothing to check")
+    result = rules[call.op](*call.args, **call.kwargs)
+    if result is NotImplemented:
+        raise RuleError(f"{name}: the rule declines these arguments")
+    results, expected = _flat(result), _flat(call.run(mean_of))
+    if len(results) != len(expected):
+        raise AssertionError(f"{name}: the rule returns {len(results)} results, the op {len(expected)}")
+    for got, reference in zip(results, expected, strict=True):
+        _assert_form(call.op, got, reference)
+    return results
 
 
 # --- samples -------------------------------------------------------------------------------------

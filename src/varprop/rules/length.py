@@ -21,7 +21,7 @@ from varprop.rules.derivative import DELTA
 from varprop.rules.normal import promote, restore
 from varprop.rules.piecewise import absolute
 from varprop.rules.reduction import CLARK, average, dims_of, largest_over, total
-from varprop.rules.ruleset import RuleSet, rule
+from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
@@ -122,9 +122,6 @@ def length_rules(
             return root if ord == 2 or not second else None
         return f"{many}; |x| is taken as Gaussian, too" if math.isinf(ord) else DELTA
 
-    def of_difference(x: Any, y: Any, p: float = 2, *_: Any) -> str | None:
-        return of_order(x, p)
-
     @rule(aten.linalg_vector_norm.default, approximation=of_order, mixes=True)
     def vector_norm(
         x: Moments, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
@@ -145,6 +142,14 @@ def length_rules(
         """√(a² + b²)."""
         return vector_norm(Moments(*map(torch.view_as_real, z)), 2, [-1])
 
+    spreads = spread_rules("var", second, None), spread_rules("std", second, root)
+    return RuleSet(vector_norm, modulus, *spreads, _distances(vector_norm), _cosine(second), name=name)
+
+
+def _distances(vector_norm: Rule) -> RuleSet:
+    def of_difference(x: Any, y: Any, p: float = 2, *_: Any) -> str | None:
+        return vector_norm.neglects(x, p)
+
     @rule(aten.cdist.default, approximation=of_difference, mixes=True)
     def pairwise(x: Any, y: Any, p: float = 2.0, *_: Any) -> Any:
         """‖xᵢ − yⱼ‖ for all i, j."""
@@ -157,6 +162,10 @@ def length_rules(
         """‖x − y + ε‖ over the last dim."""
         return vector_norm(add(subtract(x, y), eps), p, [-1], keepdim)
 
+    return RuleSet(pairwise, distance)
+
+
+def _cosine(second: float) -> Rule:
     @rule(aten.cosine_similarity.default, approximation="the norms are frozen; error O(1/D)", mixes=True)
     def cosine_similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
         """c = Σ x̂ŷ, x̂ = x/‖x‖, the norms at E‖x‖². To second order,
@@ -175,8 +184,7 @@ def length_rules(
         var = var + second * (x.var * y.var + 0.5 * c * c * (x.var * x.var + y.var * y.var))
         return restore(Moments(c.squeeze(dim), var.sum(dim)), like=like)
 
-    spreads = spread_rules("var", second, None), spread_rules("std", second, root)
-    return RuleSet(vector_norm, modulus, *spreads, pairwise, distance, cosine_similarity, name=name)
+    return cosine_similarity
 
 
 def _extreme(

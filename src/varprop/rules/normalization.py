@@ -18,7 +18,7 @@ from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, multiply, second_moment
 from varprop.rules.normal import promote, restore
-from varprop.rules.ruleset import RuleSet, rule
+from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
@@ -94,6 +94,13 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
         """(x − x̄)/√(s² + ε), written out."""
         return _in_float32(as_moments(x), lambda x: scale_by_root(centre(x, dims), dims, eps, statistic))
 
+    modules = _module_rules(declare, rms_normalize, standardize)
+    return RuleSet(rms_normalize, unit_length, weight_norm, standardize, *modules, name=name)
+
+
+def _module_rules(declare: Callable[..., Any], rms_normalize: Rule, standardize: Rule) -> list[Rule]:
+    """The norms that torch has modules for, by those that are written out."""
+
     @declare(aten.layer_norm.default)
     def layer_norm(
         x: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
@@ -122,7 +129,7 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
         return scale_and_shift(normed, per_channel(weight, len(shape)), per_channel(bias, len(shape)))
 
     def of_input(x: Any, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, *_: Any) -> str | None:
-        return approximation(x) if use_input_stats else None
+        return group_norm.neglects(x) if use_input_stats else None
 
     @declare(aten.instance_norm.default, approximation=of_input)
     def instance_norm(
@@ -143,17 +150,7 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
         normed = standardize(x, tuple(range(2, ndim)), eps)
         return scale_and_shift(normed, per_channel(weight, ndim), per_channel(bias, ndim))
 
-    return RuleSet(
-        rms_normalize,
-        unit_length,
-        weight_norm,
-        standardize,
-        layer_norm,
-        rms_norm,
-        group_norm,
-        instance_norm,
-        name=name,
-    )
+    return [layer_norm, rms_norm, group_norm, instance_norm]
 
 
 @rule(aten._native_batch_norm_legit_no_training.default, approximation=None)
