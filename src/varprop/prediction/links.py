@@ -20,14 +20,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from varprop.errors import InputError, OutputError
-from varprop.kernels.pointwise import moments_of
 from varprop.moments import Moments
 from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
+from varprop.prediction.logistic_normal import log_mean_sigmoid, mean_sigmoid
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.sampling import MOST_SAMPLES, over_samples, pieces, sampled
 from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, refuse_shape
-from varprop.rules.logistic import sigmoid
 from varprop.rules.quadrature import integrate
 
 _Logits = TypeVar("_Logits", Tensor, Moments)
@@ -189,10 +188,6 @@ class Bernoulli(ClassLink):
         return entropy.mean.sum(-1)
 
 
-RARE = 1e-4
-"""Probabilities below are computed in log space where their log is asked for."""
-
-
 @dataclass(frozen=True)
 class Sigmoid(Bernoulli):
     """Each probability is the mean of its sigmoid under the logit Gaussian, by quadrature; no samples."""
@@ -200,11 +195,11 @@ class Sigmoid(Bernoulli):
     name: ClassVar[str] = "sigmoid"
 
     def probs(self, logits: Moments) -> Tensor:
-        return _mean_sigmoid(*logits)
+        return mean_sigmoid(*logits)
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
         target, seen = class_scores(logits.mean, target)
-        yes, no = (_log_mean_sigmoid(sign * logits.mean, logits.var) for sign in (1, -1))
+        yes, no = (log_mean_sigmoid(sign * logits.mean, logits.var) for sign in (1, -1))
         return -(seen * (target * yes + (1 - target) * no)).sum(-1)
 
 
@@ -282,38 +277,6 @@ def at_least_two(logits: _Logits) -> _Logits:
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------
-
-
-def _mean_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
-    return moments_of(sigmoid, Moments(mean, var)).mean
-
-
-def _log_mean_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
-    """log E[σ(x)], also where the mean itself is no number above 0."""
-    prob = _mean_sigmoid(mean, var)
-    far = prob < RARE
-    result = torch.where(far, 1.0, prob).log()
-    return result.masked_scatter(far, _log_tail(mean[far], var[far])) if bool(far.any()) else result
-
-
-def _log_tail(mean: Tensor, var: Tensor) -> Tensor:
-    """log E[σ(μ + sz)] for small values, by a sum around the peak of φ(z) σ(μ + sz), where z = s σ(−μ − sz).
-
-    Points are z + w sinh t, w the width of the peak. To within 1e-5.
-    """
-    std = (var + 1e-6).sqrt()  # off 0, for the gradient
-    with torch.no_grad():
-        low, high = torch.zeros_like(std), std
-        for _ in range(40):
-            middle = (low + high) / 2
-            beyond = std * torch.sigmoid(-mean - std * middle) > middle
-            low, high = torch.where(beyond, middle, low), torch.where(beyond, high, middle)
-        gate = torch.sigmoid(mean + std * low)
-        width = torch.rsqrt(1 + std * std * gate * (1 - gate))
-        t = torch.linspace(-6, 6, 61, dtype=mean.dtype, device=mean.device)[:, None]
-        points = low + width * torch.sinh(t)
-        weight = torch.log(0.2 * width * torch.cosh(t)) - 0.5 * points.square() - 0.5 * math.log(2 * math.pi)
-    return torch.logsumexp(weight + torch.nn.functional.logsigmoid(mean + std * points), 0)
 
 
 def _moments(draws: Running) -> Moments:
