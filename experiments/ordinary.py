@@ -1,7 +1,8 @@
 """Ordinary networks: what a posterior and a calibration add to a checkpoint, beside what else could be done with it.
 
 Every method is fitted on the held-out data alone, with the same care: Monte Carlo and Laplace approximations have the
-width of their posterior chosen there, and all have a temperature where they have logits. Rows are lines of JSON.
+width of their posterior chosen there, and all have a temperature where they have logits. Rows are lines of JSON;
+``python -m experiments.ordinary FILE`` prints them as a table.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +77,7 @@ class Study:
                     file.write(json.dumps(row) + "\n")
 
     def _done(self) -> set[str]:
-        rows = [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.exists() else []
+        rows = read(self.out) if self.out.exists() else []
         return {row["method"] for row in rows if row["seed"] == self.seed}
 
     def _methods(self) -> Iterator[tuple[str, Callable[[], Found]]]:
@@ -179,3 +181,52 @@ def compare_paired(rows: Sequence[dict[str, Any]], reference: str = "temperature
                 entry |= {"difference": float(gaps.mean()), "error": float(gaps.std()) / math.sqrt(len(gaps))}
             found.setdefault(method, {})[metric] = entry
     return found
+
+
+COLUMNS = {
+    "accuracy": ("accuracy, %", 100, 2),
+    "aurc": ("AURC × 100", 100, 2),
+    "nll": ("NLL", 1, 4),
+    "brier": ("Brier", 1, 4),
+    "ece": ("ECE, %", 100, 2),
+    "c@1": ("C@1 %, %", 100, 1),
+}
+TITLES = {
+    "mean": "mean network",
+    "temperature": "temperature scaling",
+    "cvp-adam": "CVP, variances from Adam",
+    "cvp-adam-bfloat16": "the same in bfloat16",
+    "cvp-isotropic": "CVP, one variance for all weights",
+    "factored-adam": "FACTORED, variances from Adam",
+    f"ensemble-{TEAM}": f"{TEAM} networks",
+    "mc-adam": f"{USED} samples, variances from Adam",
+    "mc-isotropic": f"{USED} samples, one variance for all",
+    "laplace": f"{USED} samples, diagonal Laplace",
+    "last-layer": "CVP, last layer alone",
+    "cvp-adam-paper": "CVP, the paper's calibration",
+}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: what each method has, and beside it what sets it apart from temperature scaling, paired by seed."""
+    found = compare_paired(rows)
+    lines = [["", "seeds", *(title for title, _, _ in COLUMNS.values())], ["---", *["---:"] * (1 + len(COLUMNS))]]
+    for method, metrics in found.items():
+        name, at, count = method.partition("@")
+        line = [TITLES.get(name, name) + (f", {count} held-out" if at else ""), str(metrics["nll"]["seeds"])]
+        for metric, (_, factor, digits) in COLUMNS.items():
+            entry = metrics[metric]
+            text = f"{factor * entry['mean']:.{digits}f}"
+            if "difference" in entry:
+                text += f" ({factor * entry['difference']:+.{digits}f} ± {factor * entry['error']:.{digits}f})"
+            line.append(text)
+        lines.append(line)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table(read(Path(sys.argv[1]))))

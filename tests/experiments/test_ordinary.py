@@ -1,6 +1,7 @@
 """Ordinary networks: every method has its row, rows are not made twice, and differences are paired."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,10 @@ def test_differences_are_paired():
     assert found["difference"] == pytest.approx(-0.1)
     assert found["error"] == pytest.approx(0, abs=1e-9)
     assert "difference" not in compare_paired(rows)["temperature"]["nll"]
+
+
+@pytest.mark.parametrize("rows", ["cifar10-vit-adamw", "cifar10-vit-adamw-sampled"])
+def test_the_page_shows_the_stored_rows(rows):
+    docs = Path(__file__).parents[2] / "docs"
+    found = ordinary.read(docs / "results" / "ordinary" / f"{rows}.jsonl")
+    assert ordinary.table(found) in (docs / "ordinary.md").read_text()
