@@ -73,6 +73,7 @@ def test_all_links_of_the_library_are_known():
     assert set(LINKS.values()) == {kind for kind in concrete if issubclass(kind, vp.links.Link)}
 
 
+@pytest.mark.second  # tests/network/test_saving.py has more of them
 def test_a_model_of_transformers_without_the_model(tmp_path):
     model, batch = make("vit")
     saved = vp.Propagated(vp.propagate(model, posterior_of(model)), link=vp.links.Softmax(64))
