@@ -35,6 +35,7 @@ from varprop.graph.output import Output, select_output
 from varprop.graph.refusals import refuse_drawing, refuse_writing
 from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
+from varprop.graph.synonyms import name_instance_norms
 from varprop.graph.unroll import Unrolled
 from varprop.graph.values import Reading, Rereading
 
@@ -108,7 +109,7 @@ def export(
         program = program.run_decompositions(_composites(program.graph, known))
     captured = _read(program, call.structure, tensors.constant)
     _leave_softmax_to_the_link(captured)
-    _batch_of_one(captured)
+    name_instance_norms(captured)
     refuse_drawing(captured)
     refuse_writing(program)
     return captured
@@ -269,26 +270,6 @@ def _read(program: torch.export.ExportedProgram, structure: Structure, constants
     output.args = ((output.args[0][kinds.index(OutputKind.USER_OUTPUT)],),)  # inputs written to are listed before
     strip_assertions(program.graph)
     return captured
-
-
-def _batch_of_one(captured: Captured) -> None:
-    """Batch norm by the statistics of a batch that is one, as weights are standardised, is instance norm."""
-    for node in captured.ops():
-        args: Any = node.args
-        first = args[0] if node.target is torch.ops.aten._native_batch_norm_legit.no_stats else None
-        if first is None or str(first.meta["val"].shape[0]) != "1" or not args[3]:
-            continue
-        x, weight, bias, _, momentum, eps = args
-        with captured.graph.inserting_before(node):
-            options = (x, weight, bias, None, None, True, momentum, eps, False)
-            new = captured.graph.call_function(torch.ops.aten.instance_norm.default, options)
-        new.meta = node.meta | {"val": node.meta["val"][0]}
-        for user in list(node.users):
-            if user.args[1] == 0:
-                user.replace_all_uses_with(new)
-                captured.graph.erase_node(user)
-        if not node.users:
-            captured.graph.erase_node(node)
 
 
 def _leave_softmax_to_the_link(captured: Captured) -> None:

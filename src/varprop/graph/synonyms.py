@@ -14,6 +14,26 @@ from varprop.rules import functions
 aten = torch.ops.aten
 
 
+def name_instance_norms(captured: Captured) -> None:
+    """Batch norm by the statistics of a batch that is one, as weights are standardised, is instance norm."""
+    for node in captured.ops():
+        args: Any = node.args
+        first = args[0] if node.target is aten._native_batch_norm_legit.no_stats else None
+        if first is None or str(first.meta["val"].shape[0]) != "1" or not args[3]:
+            continue
+        x, weight, bias, _, momentum, eps = args
+        with captured.graph.inserting_before(node):
+            options = (x, weight, bias, None, None, True, momentum, eps, False)
+            new = captured.graph.call_function(aten.instance_norm.default, options)
+        new.meta = node.meta | {"val": node.meta["val"][0]}
+        for user in list(node.users):
+            if user.args[1] == 0:
+                user.replace_all_uses_with(new)
+                captured.graph.erase_node(user)
+        if not node.users:
+            captured.graph.erase_node(node)
+
+
 def use_synonyms(captured: Captured, reached: set[fx.Node]) -> None:
     """Rewrite ``captured`` in place; to ``reached``, which variance can reach, what is new there is added."""
     _experts(captured)
