@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -84,6 +84,14 @@ def hold_out(examples: L, count: int, seed: int = 0) -> tuple[L, L]:
         raise DataError(f"{count} of {len(examples)} examples cannot be held out: some must be left on both sides")
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
     return examples.take(order[count:]), examples.take(order[:count])
+
+
+def in_some_groups(groups: Sequence[Any], share: float) -> Tensor:
+    """Which examples belong to a random share of the groups [N]: the same ones always, and at least one group."""
+    names = sorted(set(groups))
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0)).tolist()
+    chosen = {names[place] for place in order[: max(1, round(share * len(names)))]}
+    return torch.tensor([group in chosen for group in groups])
 
 
 def check_labels(labels: Tensor, classes: int, where: str, what: str) -> None:

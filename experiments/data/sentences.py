@@ -1,13 +1,12 @@
-"""Sentences with labels (SST-2), and what a tokenizer makes of them."""
+"""Sentences with labels (SST-2)."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,28 +34,6 @@ class SentenceSet(NamedTuple):
     dev: Sentences
     test: Sentences | None
     classes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens [N, length], padded to one length, under the names of a model's arguments; class indices [N]."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, rows: Tensor | slice) -> Self:
-        return type(self)(labels=self.labels[rows], **self.read(rows))
-
-    def read(self, rows: Tensor | slice) -> dict[str, Tensor]:
-        """What the model is called with."""
-        return {"input_ids": self.input_ids[rows], "attention_mask": self.attention_mask[rows]}
-
-    def to(self, device: torch.device | str) -> Self:
-        return type(self)(*(tensor.to(device) for tensor in (self.input_ids, self.attention_mask, self.labels)))
 
 
 def sst2(folder: Path | None = None) -> SentenceSet:

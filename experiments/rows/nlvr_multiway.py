@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from experiments.data.in_memory import Columns
+from experiments.data.labelled import in_some_groups
 from experiments.data.nlvr import BOXES, FEATURES, MOST, ORDERS, Scenes, nlvr, shape_tokens
 from experiments.experiment import Experiment, Sources, Splits
 from experiments.models.fusion import Multiway, masked
@@ -48,7 +49,7 @@ def _load(sources: Sources) -> Splits:
         return Columns({**repeated, "image": image, "present": present}, scenes.truth.repeat(len(orders))[:, None])
 
     known = data["dev"] + data["hidden"]
-    held = torch.tensor(_some(known.groups))
+    held = in_some_groups(known.groups, HELD_OUT)
     train, held_out = known.take(~held), known.take(held)
     return Splits(
         examples(train, ORDERS),
@@ -62,13 +63,6 @@ def _load(sources: Sources) -> Splits:
 def splits(sources: Sources, _: int) -> Splits:
     """Trained on dev and hidden, in all six orders of the boxes, without a fifth of their sentences; test is tested."""
     return _load(sources)
-
-
-def _some(groups: list[str]) -> list[bool]:
-    names = sorted(set(groups))
-    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen = {names[place] for place in order[: max(1, round(HELD_OUT * len(names)))]}
-    return [group in chosen for group in groups]
 
 
 NLVR_MULTIWAY = Experiment(

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from experiments.data.illustrated import Illustrated, View
+from experiments.data.labelled import in_some_groups
 from experiments.data.vqav2 import SIZE, Asked, vqav2
 from experiments.experiment import Sources, Splits
 
@@ -36,7 +36,7 @@ def splits(
             return Illustrated(tokens(folder, part.texts), part.paths, view, part.scores)
 
         train, val = examples(data.train), examples(data.val)
-        held = of_some_images(data.val.paths, HELD_OUT)
+        held = in_some_groups(data.val.paths, HELD_OUT)
         return Splits(
             train.take((data.train.scores.values.sum(1) > 0).nonzero()[:, 0]),
             val.take(held.nonzero()[:, 0]),
@@ -45,11 +45,3 @@ def splits(
         )
 
     return lambda sources, _: load(sources)
-
-
-def of_some_images(paths: Sequence[tuple[str, ...]], share: float) -> Tensor:
-    """Which examples are about a random share of the images [N]: the same ones always."""
-    names = sorted(set(paths))
-    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen = {names[place] for place in order[: max(1, round(share * len(names)))]}
-    return torch.tensor([path in chosen for path in paths])

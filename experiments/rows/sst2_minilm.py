@@ -8,8 +8,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from experiments.data.in_memory import Columns
 from experiments.data.labelled import hold_out
-from experiments.data.sentences import Sentences, Tokens, sst2
+from experiments.data.sentences import Sentences, sst2
 from experiments.experiment import Experiment, Sources, Splits
 from experiments.models.transformer import minilm, tokenize
 from experiments.recipes import Recipe, Schedule
@@ -38,8 +39,8 @@ def splits(sources: Sources, _: int) -> Splits:
     return _read(sources)
 
 
-def _tokens(folder: Path, part: Sentences) -> Tokens:
-    return Tokens(labels=part.labels, **tokenize(folder, part.texts))
+def _tokens(folder: Path, part: Sentences) -> Columns:
+    return Columns(tokenize(folder, part.texts), part.labels)
 
 
 def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from experiments.data.illustrated import Padded
+from experiments.data.labelled import in_some_groups
 from experiments.models.beit3 import BASE
 from experiments.pipeline import Pipeline
-from experiments.rows import ROWS, questions
+from experiments.rows import ROWS
 from tests.experiments import multimodal, synthetic_rows
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.evaluation.methods import listed
@@ -153,7 +154,7 @@ def test_the_papers_settings():
 
 def test_questions_are_divided_by_image():
     paths = [(f"{number // 3}.jpg",) for number in range(300)]
-    held = questions.of_some_images(paths, 0.1)
+    held = in_some_groups(paths, 0.1)
     assert held.sum() == 30
     assert torch.equal(held.view(100, 3).any(1), held.view(100, 3).all(1))
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments import search
-from experiments.data.sentences import Tokens
+from experiments.data.in_memory import Columns
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, imagenet_resnet50
 from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
@@ -136,8 +136,8 @@ def test_sentences_are_held_out_and_tested_and_phrases_trained_on(tmp_path):
     experiment, sources = synthetic_rows.sst2(tmp_path)
     train, held_out, test, names, *_ = experiment.splits(sources, 0)
     assert (len(train), len(held_out), len(test)) == (24, 6, 3)
-    assert isinstance(test, Tokens)
-    assert test.input_ids.shape == (3, 64)
+    assert isinstance(test, Columns)
+    assert test.columns["input_ids"].shape == (3, 64)
     assert test.labels.tolist() == [1, 0, 1]
     assert names == ("negative", "positive")
     file = tmp_path / "sst2" / "test.tsv"

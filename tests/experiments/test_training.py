@@ -10,7 +10,7 @@ from torch import nn
 
 from experiments import training
 from experiments.augment import Augment
-from experiments.data.sentences import Tokens
+from experiments.data.in_memory import Columns
 from experiments.experiment import NOWHERE
 from experiments.recipes import Recipe, Schedule
 from experiments.rows import ROWS
@@ -292,7 +292,7 @@ def test_inputs_by_name(tmp_path):
 
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 9, (40, 5), generator=rng)
-    data = Tokens(ids, torch.ones_like(ids), (ids < 4).sum(1).gt(2).long())
+    data = Columns({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, (ids < 4).sum(1).gt(2).long())
     recipe = Recipe(epochs=2, batch=8, ivon={"lr": 0.5, "ess": 100.0, "hess_init": 0.1})
     lanes = [Lane(recipe, seed, tmp_path / f"{seed}.safetensors") for seed in (0, 1)]
     found = train(lanes, bag, data, dict, "cpu", progress=False)

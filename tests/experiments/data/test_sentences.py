@@ -3,8 +3,9 @@ import gzip
 import pytest
 import torch
 
+from experiments.data.in_memory import Columns
 from experiments.data.labelled import hold_out
-from experiments.data.sentences import Tokens, sst2
+from experiments.data.sentences import sst2
 from experiments.faults import DataError
 from tests.experiments.data.formats import GLUE, OTHER_GLUE, glue
 
@@ -70,7 +71,7 @@ IDS = torch.arange(12).view(4, 3)
 
 
 def test_tokens_are_read_by_rows():
-    tokens = Tokens(IDS, torch.ones_like(IDS), torch.tensor([0, 1, 1, 0]))
+    tokens = Columns({"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}, torch.tensor([0, 1, 1, 0]))
     rows = torch.tensor([2, 0])
     assert {name: value.tolist() for name, value in tokens.read(rows).items()} == {
         "input_ids": IDS[rows].tolist(),
