@@ -67,7 +67,7 @@ def test_any_start_ends_in_the_same_place():
     assert found[0].calibration.chosen == found[1].calibration.chosen
 
 
-@pytest.mark.parametrize("temperature", [0.4, 2.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.4, marks=pytest.mark.second), 2.0])
 def test_over_and_underconfident_networks_are_no_worse_than_with_a_temperature(temperature):
     """Labels are drawn from the network at that temperature, so a temperature is all there is to find."""
     y, net = labels(temperature), small()
@@ -160,6 +160,7 @@ def test_dealing():
     assert thin.examples == 1000
 
 
+@pytest.mark.second
 def test_more_data_than_choices_are_made_on():
     """Scales found on some of the examples are then fitted to all of them."""
     y = labels()

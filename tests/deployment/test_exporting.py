@@ -30,6 +30,7 @@ def assert_same(found, answer):
         torch.testing.assert_close(found[name].to(value.dtype), value, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.second
 def test_an_archive_runs_at_other_batch_sizes(selective, tmp_path):
     predictor, x = selective
     path = vp.export(predictor, tmp_path / "net.pt2", x)

@@ -30,6 +30,7 @@ def model():
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).eval()
 
 
+@pytest.mark.second
 @pytest.mark.filterwarnings("ignore:.*calibration|8 held-out examples", "ignore:these predictions are underconfident")
 def test_the_papers_table(model):
     nets = vp.ablate(model, posterior_of(model, 0.02), HELD_OUT, procedure=vp.FixedEpochs(2), progress=False)

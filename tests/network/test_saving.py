@@ -168,6 +168,7 @@ def switch_calls():
     ]
 
 
+@pytest.mark.second
 def test_every_call_is_captured_again(tmp_path):
     model, calls = Switch().eval(), switch_calls()
     net = vp.propagate(model, posterior_of(model), output="y")
