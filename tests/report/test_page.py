@@ -21,6 +21,7 @@ from varprop.evaluation.results import Results, Row
 from varprop.evaluation.thresholds import certify
 from varprop.report import write_report
 from varprop.report.figures import Drawing
+from varprop.report.opening import opening
 from varprop.report.page import _image
 from varprop.report.panel import MOST_EXAMPLES
 from varprop.report.style import drawing_style, figure
@@ -237,3 +238,15 @@ def test_without_a_package_the_error_says_what_to_install(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ResultsError, match=r"a report needs jinja2: pip install 'varprop\[report\]'"):
         write_report(tmp_path)
+
+
+@pytest.mark.parametrize(("often", "risk"), [(0, 0.01), (40, 0.05), (2, 0.01)], ids=["never", "at times", "half"])
+def test_the_risk_that_is_told_of_is_one_at_which_all_answer(tmp_path, often, risk):
+    """Temperature scaling is certified at any; of CVP every so many answers are wrong. If it is at none, another is."""
+    results, index = Results(tmp_path), np.arange(2000)
+    for method, wrong in (("temperature", index < 0), ("cvp", index % often == 0 if often else index < 0)):
+        right, confidence = (~wrong).astype(float), np.linspace(0.1, 1, 2000)
+        arrays = {"confidence": confidence, "correctness": right}
+        arrays |= {"held_out_confidence": confidence, "held_out_correctness": right}
+        results.add(Row("d", method, 0, 2000, {"accuracy": float(right.mean())}), arrays)
+    assert opening(results, Summary(results.rows), "d").risk == risk
