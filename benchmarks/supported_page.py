@@ -43,7 +43,7 @@ def page(rows: list[Row], full: list[Row], samples: int, width: float, many: int
     nearer = sum(found < plain for found, plain in means)
     return f"""# Supported models
 
-{len(good)} of {len(tried)} architectures propagate unmodified ({len(good) / len(tried):.0%}). The table is written by
+{len(good)} of {len(tried)} architectures propagate unmodified ({100 * len(good) // len(tried)}%). The table is written by
 `benchmarks/architectures.py`; models have random weights, and those of transformers are built small.
 
 - `sd ratio` is the median over outputs of the propagated standard deviation over that of {samples} sampled networks, at
