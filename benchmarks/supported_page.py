@@ -41,9 +41,10 @@ def page(rows: list[Row], full: list[Row], samples: int, width: float, many: int
     middle = statistics.median(row["ratio"] for row in good)
     means = [row["mean_errors"] for row in good if "mean_errors" in row]
     nearer = sum(found < plain for found, plain in means)
+    share = 100 * len(good) // len(tried)
     return f"""# Supported models
 
-{len(good)} of {len(tried)} architectures propagate unmodified ({100 * len(good) // len(tried)}%). The table is written by
+{len(good)} of {len(tried)} architectures propagate unmodified ({share}%). The table is written by
 `benchmarks/architectures.py`; models have random weights, and those of transformers are built small.
 
 - `sd ratio` is the median over outputs of the propagated standard deviation over that of {samples} sampled networks, at
