@@ -1,4 +1,4 @@
-"""A flat graph before it runs: no copies that nothing needs, and sums of products without a pass of their own."""
+"""A flat graph before it runs: no copies and views that nothing needs, and sums without a pass of their own."""
 
 from __future__ import annotations
 
