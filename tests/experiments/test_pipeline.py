@@ -143,7 +143,7 @@ def check_scales(rows):
 
 def test_draws_of_few_samples_are_the_first_of_many(tmp_path):
     results = run(tmp_path, 3, of=experiment(methods=tuple(listed("mc-1,mc-2,mc-8"))))
-    subject = make(tmp_path, 3)[0]._subject(3)
+    subject = make(tmp_path, 3)[0].subject(3)
     for row, count in zip(results.rows, (1, 2, 8), strict=True):
         alone = evaluate(MonteCarlo(subject.model, subject.posterior, count, seed=3), subject.test, progress=False)
         np.testing.assert_allclose(results.scores(row)["confidence"], alone.confidence, rtol=1e-5)
