@@ -53,10 +53,10 @@ def _library() -> Callable[..., Any]:
         "pkg_resources": {"resource_filename": _beside},
         "scipy.ndimage.interpolation": {"map_coordinates": scipy.ndimage.map_coordinates},
     }
-    for name, content in gone.items():
-        if not _exists(name):
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__dict__.update(content)
+    missing = [name for name in gone if not _exists(name)]
+    for name in missing:
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__dict__.update(gone[name])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of what other packages will drop next
@@ -66,6 +66,9 @@ def _library() -> Callable[..., Any]:
             f"imagecorruptions cannot be imported ({error}): pip install imagecorruptions scikit-image "
             "opencv-python-headless"
         ) from error
+    finally:
+        for name in missing:  # others ask whether these are there
+            del sys.modules[name]
     noise = functools.partial(_seeded, corruptions.sk.util.random_noise)
     corruptions.gaussian = functools.partial(_gaussian, corruptions.gaussian)
     corruptions.np = _With(np, float_=np.float64)

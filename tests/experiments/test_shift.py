@@ -1,5 +1,6 @@
 """Data from elsewhere: how well scores tell it apart, and what changed images do to risk."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -79,10 +80,12 @@ def test_every_row_with_other_data_is_there(tmp_path):
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "imagecorruptions", None)
+    before = set(sys.modules)
+    monkeypatch.setitem(sys.modules, "imagecorruptions", None)
     corruptions._library.cache_clear()
     with pytest.raises(ExperimentError, match="pip install imagecorruptions scikit-image opencv"):
         corruptions.corrupted(Images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1)), "fog", 1)
+    assert "pkg_resources" not in set(sys.modules) - before  # what stands in for it is taken away again
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # inside the package
