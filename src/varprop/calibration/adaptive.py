@@ -23,7 +23,7 @@ from varprop.prediction.targets import labelled
 
 SPREADS = (3.0, 1.0, 0.3)  # of log α: candidates for the standard deviation of their prior, the freest first
 SLACK = 0.05  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
-CLEARLY = 2.0  # standard errors: a variance that misleads costs more than one that is left out; likewise a temperature
+CLEARLY = 2.0  # standard errors: a temperature that is not needed costs little, one that is missing much
 USUAL = 1e-3, 1e3  # α beyond are warned of
 SUSPICIOUS = 100  # examples without a single error
 FALLEN = 0.01  # accuracy
@@ -58,8 +58,7 @@ class Adaptive:
     First the width of the posterior, one factor for all variances of weights, with a temperature beside it (for a
     regression, the noise). Then log α of the layers under a Gaussian prior around their common value, of several
     standard deviations. What has the least cross-validated loss is taken, or what is simpler and not clearly worse;
-    and if the propagated variance does not clearly lower the loss of the plain network with a temperature, it is left
-    out.
+    and if the propagated variance does not lower the loss of the plain network with a temperature, it is left out.
 
     Choices are made on ``most`` to 2·``most`` examples, spread over the set; the scales are then fitted to all.
     ``micro_batch`` examples at most go through the network together, and no fit takes more than ``steps`` steps.
@@ -202,14 +201,14 @@ class _Fit:
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
-    """The simplest that is not worse than the best by a standard error; variance only if it clearly lowers the loss.
+    """The simplest that is not worse than the best by a standard error; variance only if it lowers the loss.
 
     Candidates come in the order of simplicity.
     """
     plain, temperature, *propagated = candidates
     simple = plain if plain.better_than(temperature, CLEARLY) else temperature
     best = min(propagated, key=lambda candidate: candidate.nll)
-    near = [each for each in propagated if each.better_than(simple, CLEARLY) and not best.better_than(each, 1)]
+    near = [each for each in propagated if each.nll < simple.nll and not best.better_than(each, 1)]
     return near[0] if near else simple
 
 
