@@ -5,8 +5,8 @@
 
 Plain is the fastest of: the model as its library wrote it, the same captured as a flat graph, and one written by hand
 for speed; each called as it is, compiled, and as a CUDA graph. Medians of interleaved rounds, with quartiles of the
-ratios of each round. Writes benchmarks/results/speed-<device>-<dtype>.json, a line for each measurement; rows of
-other models and batches stay.
+ratios of each round. Writes benchmarks/results/speed-<device>-<dtype>.jsonl, a line for each model and batch; other
+lines stay.
 """
 
 from __future__ import annotations
@@ -161,7 +161,6 @@ class Bench:
         if isinstance(call, vp.MomentNet):
             call.capture(**self.inputs)
         if form.startswith("compiled"):
-            torch.compiler.reset()
             call = torch.compile(call, dynamic=False)
         run = torch.no_grad()(functools.partial(call, **self.inputs))
         run()

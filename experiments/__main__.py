@@ -40,6 +40,8 @@ FEWEST = 100
 
 app = shell.new_app("Reproduce the paper's experiments.")
 
+RowName = Annotated[str, typer.Argument(help="Name of the experiment; reproduce lists them.", show_default=False)]
+Folder = Annotated[Path | None, typer.Option(help="Folder; default: results/<row>, as for reproduce.")]
 DataFolder = Annotated[Path | None, typer.Option(help="Where the data set lies.")]
 Weights = Annotated[Path | None, typer.Option(help="File or folder of trained weights, for rows that start from some.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; by default what torch finds best.")]
@@ -93,12 +95,12 @@ def reproduce(
 
 @app.command(epilog="Example: python -m experiments search cifar10-vit --seeds 0,1 --device cuda")
 def search(
-    row: Annotated[str, typer.Argument(help="Name of the experiment; reproduce lists them.", show_default=False)],
+    row: RowName,
     seeds: Seeds = "0",
     device: Device = "cpu",
     data_dir: DataFolder = None,
     weights: Weights = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; default: results/<row>, as for reproduce.")] = None,
+    out: Folder = None,
     threads: Threads = None,
     recipe: RecipeFile = None,
 ) -> None:
@@ -118,12 +120,12 @@ def search(
 
 @app.command(epilog="Example: python -m experiments shift garments-cnn --seeds 0-2")
 def shift(
-    row: Annotated[str, typer.Argument(help="Name of the experiment; reproduce lists them.", show_default=False)],
+    row: RowName,
     seeds: Seeds = "0",
     device: Device = "cpu",
     data_dir: DataFolder = None,
     weights: Weights = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; default: results/<row>, as for reproduce.")] = None,
+    out: Folder = None,
     methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
     damaged: Annotated[int, typer.Option(min=0, help="Test images to be changed in all kinds and strengths.")] = 0,
     threads: Threads = None,

@@ -8,13 +8,13 @@ width of their posterior chosen there, and all have a temperature where they hav
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,6 @@ class Study:
     seeds: Sequence[int]
     out: Path
     until: float = math.inf  # by ``time.monotonic()``: what has not begun by then is left out
-    fitted: MomentNet | None = field(default=None, init=False)
 
     def run(self) -> None:
         """In the order of importance; what is in the file already is not done again."""
@@ -83,13 +82,13 @@ class Study:
     def _methods(self) -> Iterator[tuple[str, Callable[[], Found]]]:
         yield "mean", lambda: (self._score(MeanNetwork(self.model)), {})
         yield "temperature", lambda: self._tempered(list(self.held_out))
-        yield "cvp-adam", lambda: self._propagated(self.adam, list(self.held_out))
-        yield "cvp-adam-bfloat16", lambda: self._rounded(self.adam)
+        yield "cvp-adam", lambda: self._described(self.fitted)
+        yield "cvp-adam-bfloat16", self._rounded
         yield "cvp-isotropic", lambda: self._propagated(self.flat, list(self.held_out))
         yield f"ensemble-{TEAM}", self._ensemble
         for count in HELD_OUT:
-            yield f"temperature@{count}", partial(self._tempered, self._some(count))
-            yield f"cvp-isotropic@{count}", partial(self._propagated, self.flat, self._some(count))
+            yield f"temperature@{count}", functools.partial(self._tempered, self._some(count))
+            yield f"cvp-isotropic@{count}", functools.partial(self._propagated, self.flat, self._some(count))
         yield "mc-adam", lambda: self._sampled(self.adam)
         yield "factored-adam", lambda: self._propagated(self.adam, list(self.held_out), rules=FACTORED)
         yield "last-layer", lambda: self._propagated(self.flat.restrict("head"), list(self.held_out))
@@ -110,18 +109,24 @@ class Study:
         fitted = TemperatureScaled(MeanNetwork(self.model)).fit(batches)
         return self._score(fitted), {"temperature": fitted.temperature}
 
-    def _propagated(self, posterior: Posterior, batches: Any, rules: RuleSet = CVP, **options: Any) -> Found:
-        net = calibrate(propagate(self.model, posterior, rules), batches, progress=False, **options)
+    @functools.cached_property
+    def fitted(self) -> MomentNet:
+        """With variances from Adam, on all that was held out."""
+        return self._calibrated(self.adam, list(self.held_out))
+
+    def _calibrated(self, posterior: Posterior, batches: Any, rules: RuleSet = CVP, **options: Any) -> MomentNet:
+        return calibrate(propagate(self.model, posterior, rules), batches, progress=False, **options)
+
+    def _described(self, net: MomentNet) -> Found:
         found = vars(net.calibration) if net.calibration else {}
-        if posterior is self.adam and rules is CVP:
-            self.fitted = net
         return self._score(Propagated(net)), {**found, "temperature": net.temperature, "scales": net.scales}
 
-    def _rounded(self, posterior: Posterior) -> Found:
+    def _propagated(self, *args: Any, **options: Any) -> Found:
+        return self._described(self._calibrated(*args, **options))
+
+    def _rounded(self) -> Found:
         """Fitted in float32, run in bfloat16."""
-        if self.fitted is None:
-            self._propagated(posterior, list(self.held_out))
-        predictor = Propagated(copy.deepcopy(self.fitted).to(torch.bfloat16))  # type: ignore[union-attr]
+        predictor = Propagated(copy.deepcopy(self.fitted).to(torch.bfloat16))
         answers = ((predictor(x.to(torch.bfloat16)), y) for x, y in self.test)
         return evaluate_answers(answers, progress=False).metrics, {}
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from varprop.kernels.flash import attend
+from varprop.kernels.flash import arguments_of, attend
 from varprop.kernels.pointwise import trace
 from varprop.kernels.rows import normalize
 from varprop.moments import Moments, is_random, mean_of
@@ -90,23 +89,11 @@ class Placement:
         return None
 
 
-def _attention(
-    node: fx.Node,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Any, ...] | None:
+def _attention(node: fx.Node, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
     width = mean_of(query).meta["val"].shape[-1]
     if not is_random(value) or node.meta["val"].ndim != 4 or not isinstance(width, int):
         return None
-    scale = 1 / math.sqrt(width) if scale is None else scale
-    return mean_of(query), mean_of(key), *value, mean_of(attn_mask), is_causal, scale
+    return arguments_of(width, query, key, value, *args, **kwargs)
 
 
 def _norm(node: fx.Node, op: Any, args: Any, kwargs: Any, scale: fx.Node) -> tuple[Any, ...] | None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from varprop.kernels import emit
 from varprop.kernels.launch import Launcher, usable
 from varprop.kernels.pointwise import BODIES
-from varprop.kernels.recompute import direct, recomputed
-from varprop.kernels.tokens import BLOCK, ROWS, WARPS, contract_reference
+from varprop.kernels.recompute import call_of, recomputed
+from varprop.kernels.tokens import BLOCK, ROWS, WARPS, contract_reference, counts_of, numbers_of
 
 MOST_TERMS = 16
 
@@ -74,20 +74,14 @@ def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 recomputed(activation, reference)
 
 
-def activate(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The op, or its reference where that must stand."""
-    if torch.compiler.is_exporting():
-        return reference(*arguments)
-    return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.activation(*arguments)
+activate = call_of(torch.ops.varprop.activation, _compute, reference)
 
 
 def _results(mean: Tensor, by_var: Tensor | None, by_square: Tensor | None, ones: bool) -> tuple[Tensor, Tensor]:
     first = mean.new_empty(mean.shape)
     if by_var is None and by_square is None:
         return first, mean.new_empty(mean.shape)
-    count = sum(0 if x is None else x.shape[0] for x in (by_var, by_square)) + ones
-    wide = torch.promote_types(mean.dtype, torch.float32)
-    return first, mean.new_empty((*mean.shape[:-1], count), dtype=wide)
+    return first, numbers_of(mean, sum(counts_of(by_var, by_square)) + ones)
 
 
 @functools.cache
@@ -96,17 +90,11 @@ def _launcher(key: str, terms: int, by_var: int, by_square: int, ones: bool) -> 
 
 
 def _launch(
-    mean: Tensor,
-    numbers: Tensor,
-    log_alpha: Tensor,
-    vectors: Tensor,
-    by_var: Tensor | None,
-    by_square: Tensor | None,
-    ones: bool,
-    key: str,
+    mean: Tensor, numbers: Tensor, log_alpha: Tensor, vectors: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor] | None:
+    by_var, by_square, ones, key = rest
     results = _results(mean, by_var, by_square, ones)
-    counts = [0 if x is None else len(x) for x in (by_var, by_square)]
+    counts = counts_of(by_var, by_square)
     given = [mean if x is None else x.contiguous() for x in (by_var, by_square)]
     size = mean.shape[-1]
     rows = mean.numel() // size

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from varprop.kernels.launch import at_least_16, attempt, on, usable
-from varprop.kernels.recompute import direct, recomputed
-from varprop.moments import Moments
+from varprop.kernels.recompute import call_of, recomputed
+from varprop.moments import Moments, mean_of
 from varprop.rules.attention import attention as rule
 
 LARGEST_HEAD = 256
@@ -47,11 +48,24 @@ def _(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, *_: Any) -> tuple[T
 recomputed(attention, reference)
 
 
-def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The op, or its reference where that must stand."""
-    if torch.compiler.is_exporting():
-        return reference(*arguments)  # what is exported runs without this package
-    return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.attention(*arguments)
+attend = call_of(torch.ops.varprop.attention, _compute, reference)
+
+
+def arguments_of(
+    width: int,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Any, ...]:
+    """What the op takes, from what torch's attention of heads of this width takes; the values are random."""
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    return mean_of(query), mean_of(key), *value, mean_of(attn_mask), is_causal, scale
 
 
 def _results(query: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:

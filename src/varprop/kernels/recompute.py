@@ -1,4 +1,4 @@
-"""Derivatives of an op by computing its reference again, with autograd: what is kept is the inputs."""
+"""What the ops have in common: derivatives by computing the reference again, and how graphs call them."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ def direct(*tensors: Any) -> bool:
         return False
     given = [x for x in tensors if isinstance(x, Tensor)]
     return all(type(x) in REAL for x in given) and not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
+
+
+def call_of(op: Any, compute: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    """What a flat graph calls: ``compute`` itself where it may, else ``op``; and the reference in what is exported,
+    which runs without this package.
+    """
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return reference(*arguments)
+        return compute(*arguments) if direct(*arguments) else op(*arguments)
+
+    call.__name__ = call.__qualname__ = op.__name__  # as graphs are printed
+    return call

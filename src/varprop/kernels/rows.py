@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varprop.kernels.launch import at_least_16, attempt, on, usable
-from varprop.kernels.recompute import direct, recomputed
+from varprop.kernels.recompute import call_of, recomputed
 from varprop.moments import Moments
 from varprop.rules import functions, streamlining
 from varprop.rules.normalization import NORMALIZATION, scale_and_shift
@@ -71,11 +71,7 @@ def _(mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 recomputed(norm, reference)
 
 
-def normalize(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The op, or its reference where that must stand."""
-    if torch.compiler.is_exporting():
-        return reference(*arguments)  # what is exported runs without this package
-    return _compute(*arguments) if direct(*arguments) else torch.ops.varprop.norm(*arguments)
+normalize = call_of(torch.ops.varprop.norm, _compute, reference)
 
 
 def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

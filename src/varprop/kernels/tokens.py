@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varprop.kernels.flash import attend as attend_op
+from varprop.kernels.flash import arguments_of, attend
 from varprop.kernels.launch import at_least_16, attempt, on, usable
-from varprop.kernels.recompute import direct, recomputed
+from varprop.kernels.recompute import call_of, recomputed
 from varprop.kernels.rows import LONGEST_ROW, warps_for
 from varprop.moments import Factored, Moments, is_random, mean_of
 from varprop.rules import attention, products
@@ -45,9 +45,18 @@ def contract(
     return _contract(mean, other, by_other, by_square, ones)
 
 
+def numbers_of(mean: Tensor, count: int) -> Tensor:
+    """A place for so many numbers of each token."""
+    return mean.new_empty((*mean.shape[:-1], count), dtype=torch.promote_types(mean.dtype, torch.float32))
+
+
+def counts_of(*vectors: Tensor | None) -> list[int]:
+    return [0 if x is None else x.shape[0] for x in vectors]
+
+
 def _contract(*arguments: Any) -> Tensor:
     mean, tensors = arguments[0], [x for x in arguments if isinstance(x, Tensor)]
-    counts = [0 if x is None else len(x) for x in arguments[2:4]]
+    counts = counts_of(*arguments[2:4])
     fits = usable(*tensors) and mean.numel() and max(counts) <= MOST_SUMS
     result = attempt("a sum over features", lambda: _launch_contract(*arguments)) if fits else None
     return contract_reference(*arguments) if result is None else result
@@ -55,8 +64,7 @@ def _contract(*arguments: Any) -> Tensor:
 
 @contract.register_fake
 def _(mean: Tensor, other: Any, by_other: Any, by_square: Any, ones: bool) -> Tensor:
-    count = sum(0 if x is None else x.shape[0] for x in (by_other, by_square)) + ones
-    return mean.new_empty((*mean.shape[:-1], count), dtype=torch.promote_types(mean.dtype, torch.float32))
+    return numbers_of(mean, sum(counts_of(by_other, by_square)) + ones)
 
 
 recomputed(contract, contract_reference)
@@ -68,8 +76,8 @@ def _launch_contract(
     from varprop.kernels.tiles import contract_kernel
 
     size, tokens = mean.shape[-1], mean.numel() // mean.shape[-1]
-    counts = [0 if x is None else len(x) for x in (by_other, by_square)]
-    out = mean.new_empty((*mean.shape[:-1], sum(counts) + ones), dtype=torch.float32)
+    counts = counts_of(by_other, by_square)
+    out = numbers_of(mean, sum(counts) + ones)
     given = mean if other is None else other.reshape(tokens, -1)
     vectors = [mean if x is None else x.contiguous() for x in (by_other, by_square)]
     with on(mean.device):
@@ -85,11 +93,7 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def contracted(*arguments: Any) -> Tensor:
-    """The op, or its reference where that must stand."""
-    if torch.compiler.is_exporting():
-        return contract_reference(*arguments)
-    return _contract(*arguments) if direct(*arguments) else torch.ops.varprop.contract(*arguments)
+contracted = call_of(torch.ops.varprop.contract, _contract, contract_reference)
 
 
 # --- norms -----------------------------------------------------------------------------------------------
@@ -151,31 +155,20 @@ def _norm(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 @token_norm.register_fake
 def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    count = numbers.shape[-1] + (rest[2] is not None) + rest[-1]
-    wide = torch.promote_types(mean.dtype, torch.float32)
-    return mean.new_empty(mean.shape), mean.new_empty((*mean.shape[:-1], count), dtype=wide)
+    return mean.new_empty(mean.shape), numbers_of(mean, numbers.shape[-1] + (rest[2] is not None) + rest[-1])
 
 
 recomputed(token_norm, norm_reference)
 
 
-def _launch_norm(
-    mean: Tensor,
-    numbers: Tensor,
-    sums: Tensor,
-    weight: Tensor | None,
-    weight_var: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centred: bool,
-    ones: bool,
-) -> tuple[Tensor, Tensor]:
+def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     from varprop.kernels.tiles import token_norm_kernel
 
+    weight, weight_var, bias, eps, centred, ones = rest
     size, terms = mean.shape[-1], numbers.shape[-1]
     tokens, block = mean.numel() // size, at_least_16(size)
     kind = 0 if weight is None else 1 if weight_var is None else 2
-    out = mean.new_empty((*mean.shape[:-1], terms + (kind == 2) + ones), dtype=torch.float32)
+    out = numbers_of(mean, terms + (kind == 2) + ones)
     result, flat = mean.new_empty(mean.shape), numbers.reshape(tokens, terms)
     vectors = [mean if x is None else x.contiguous() for x in (sums, weight, weight_var, bias)]
     with on(mean.device):
@@ -187,11 +180,7 @@ def _launch_norm(
     return result, out
 
 
-def normalized(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The op, or its reference where that must stand."""
-    if torch.compiler.is_exporting():
-        return norm_reference(*arguments)
-    return _norm(*arguments) if direct(*arguments) else torch.ops.varprop.token_norm(*arguments)
+normalized = call_of(torch.ops.varprop.token_norm, _norm, norm_reference)
 
 
 # --- the steps of rules ----------------------------------------------------------------------------------
@@ -228,23 +217,10 @@ def _normalize_form(x: Factored, weight: Any, bias: Any, eps: Any, *, centred: b
     return Factored(mean, numbers.movedim(-1, 0)[..., None], torch.cat(rows).reshape(shape))
 
 
-def _attend_form(
-    query: Tensor,
-    key: Tensor,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
+def _attend_form(query: Tensor, key: Tensor, value: Any, *args: Any, **kwargs: Any) -> Any:
     if not is_random(value) or query.ndim != 4:
-        return attention.attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return Moments(*torch.ops.varprop.attention(query, key, *value, mean_of(attn_mask), is_causal, scale))
+        return attention.attention(query, key, value, *args, **kwargs)
+    return Moments(*torch.ops.varprop.attention(*arguments_of(query.shape[-1], query, key, value, *args, **kwargs)))
 
 
 FUSED = products.Forms(_contract_form, _normalize_form, _attend_form)
@@ -252,6 +228,6 @@ FUSED = products.Forms(_contract_form, _normalize_form, _attend_form)
 CALLS = {
     torch.ops.varprop.contract.default: contracted,
     torch.ops.varprop.token_norm.default: normalized,
-    torch.ops.varprop.attention.default: attend_op,
+    torch.ops.varprop.attention.default: attend,
 }
 """What a flat graph calls in the place of these ops: without the detour over torch's dispatcher where that can be."""
