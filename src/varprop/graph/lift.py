@@ -24,7 +24,7 @@ from varprop.kernels.activations import activate
 from varprop.kernels.launch import runs_on
 from varprop.kernels.tokens import FUSED
 from varprop.moments import Factored, Moments, is_random, multiplied_out
-from varprop.rules.products import in_forms
+from varprop.rules.forms import in_forms
 from varprop.rules.ruleset import Rule, RuleSet, op_name
 from varprop.rules.terms import products_of
 

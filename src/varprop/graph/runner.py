@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from varprop.graph.replay import Replay
+
 
 class Runner:
     """Runs the graph of a module; its tensors are read where the module keeps them, so they may be replaced there."""
@@ -18,11 +20,11 @@ class Runner:
         for node in module.graph.nodes:
             if node not in values:
                 values[node] = graph.node_copy(node, values.__getitem__)
-        self.module = fx.GraphModule(module, graph)
+        self.replay = Replay(fx.GraphModule(module, graph))
         self.places = [_place(module, str(node.target)) for node in tensors]
 
     def __call__(self, *leaves: Tensor) -> Any:
-        return self.module(*leaves, *[owner[leaf] for owner, leaf in self.places])
+        return self.replay(leaves, [owner[leaf] for owner, leaf in self.places])
 
 
 def _place(module: fx.GraphModule, path: str) -> tuple[dict[str, Any], str]:

@@ -23,7 +23,7 @@ def tidy(graph: fx.Graph) -> None:
         source = node.args[0] if node.args else None
         if node.target is aten.view.default:
             node.target = aten.reshape.default  # it may have relied on the strides of a copy
-        elif node.target in COPIES and not node.kwargs and _is_computed(source):
+        elif node.target in COPIES and not set(node.kwargs) - {"memory_format"} and _is_computed(source):
             node.replace_all_uses_with(source)
         elif (same := _same_as(node)) is not None:
             node.replace_all_uses_with(same)

@@ -86,7 +86,7 @@ def _results(mean: Tensor, by_var: Tensor | None, by_square: Tensor | None, ones
 
 @functools.cache
 def _launcher(key: str, terms: int, by_var: int, by_square: int, ones: bool) -> Launcher:
-    return Launcher(lambda: emit.emit_tokens(BODIES[key].single, terms, by_var, by_square, ones))
+    return Launcher(lambda: emit.emit_tokens(BODIES[key].forward.graph, terms, by_var, by_square, ones))
 
 
 def _launch(

@@ -103,6 +103,7 @@ WRITE: dict[Any, Callable[..., str]] = {
     aten.where.self: lambda condition, x, y: f"tl.where({condition}, {x}, {y})",
     aten.zeros_like.default: lambda _: "tl.full(x0.shape, 0.0, tl.float32)",
 }
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # all are float32 in a kernel, and rounded where they leave it
 SAME = {aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default}
 
 
@@ -165,7 +166,7 @@ def write(body: fx.GraphModule, arguments: Iterable[str], prefix: str) -> tuple[
 def _is_cast(node: fx.Node) -> bool:
     if node.target is not aten._to_copy.default:
         return False
-    if node.kwargs.get("dtype") is not torch.float32 or set(node.kwargs) > {"dtype"}:
+    if node.kwargs.get("dtype") not in FLOATS or set(node.kwargs) > {"dtype"}:
         raise KeyError(node.kwargs)  # a rule that needs float64 stays with its reference
     return bool(node.args[0].meta["val"].is_floating_point())  # type: ignore[union-attr]
 

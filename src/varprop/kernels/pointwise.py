@@ -46,10 +46,10 @@ Function = Callable[..., Any]
 class Traced:
     """A graph of pointwise ops with two results: as a kernel, compiled, or chunk by chunk."""
 
-    def __init__(self, graph: fx.GraphModule, single: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule) -> None:
         self.graph, self.asked = graph, emit.asked(graph)
         self.narrow = emit.narrowed(graph) if self.asked else graph
-        self.kernel, self.tier = Launcher(lambda: emit.emit(single)), Tier(graph)
+        self.kernel, self.tier = Launcher(lambda: emit.emit(graph)), Tier(graph)
 
     def __call__(self, mean: Tensor, var: Tensor, log_alpha: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
         if results := self.kernel((mean, var, *more), log_alpha):
@@ -68,15 +68,15 @@ class Traced:
 class Body:
     """A traced rule and its derivative."""
 
-    def __init__(self, graph: fx.GraphModule, single: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule) -> None:
         self.key = hashlib.sha256(graph.code.encode()).hexdigest()[:16]
-        self.forward, self.single = Traced(graph, single), single
+        self.forward = Traced(graph)
 
     @functools.cached_property
     def backward(self) -> Traced:
         """Traced in a thread of its own, because inside an op there is no autograd."""
         with ThreadPoolExecutor(1) as aside:
-            return Traced(*aside.map(_differentiated, (self.forward.graph, self.single)))
+            return Traced(aside.submit(_differentiated, self.forward.graph).result())
 
 
 class Tier:
@@ -127,7 +127,15 @@ def _differentiated(graph: fx.GraphModule) -> fx.GraphModule:
 
     placeholder = graph.graph.find_nodes(op="placeholder")[0]
     example = torch.full((2, 3), 0.5, dtype=placeholder.meta["val"].dtype)
-    return make_fx(pull_back)(*(example.clone() for _ in range(4)))
+    return _anywhere(make_fx(pull_back)(*(example.clone() for _ in range(4))))
+
+
+def _anywhere(graph: fx.GraphModule) -> fx.GraphModule:
+    """Casts of autograd name the device they were traced on."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten._to_copy.default):
+        node.kwargs = {"dtype": node.kwargs["dtype"]}
+    graph.recompile()
+    return graph
 
 
 # --- the op ----------------------------------------------------------------------------------------------
@@ -208,9 +216,8 @@ def trace(rule: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: An
     """A function of moments as a module; None unless every op of it is pointwise, so that it holds for any shape."""
     call = rule, dtype, repr(args), repr(sorted(kwargs.items()))
     if call not in TRACED:
-        graphs = {some: _trace(lambda x: rule(x, *args, **kwargs), some) for some in {dtype, torch.float32}}
-        graph, single = graphs[dtype], graphs[torch.float32]
-        body = None if graph is None or single is None else Body(graph, single)
+        graph = _trace(lambda x: rule(x, *args, **kwargs), dtype)
+        body = None if graph is None else Body(graph)
         TRACED[call] = body and BODIES.setdefault(body.key, body)
     found = TRACED[call]
     return Pointwise(found) if found else None

@@ -187,3 +187,21 @@ def token_norm_kernel(
     if BIAS:
         y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_mean + token * size + at, y.to(out_mean.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def quantize_kernel(
+    mean, var, columns, out, scales, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row of [Σ, μ²] ⊙ columns, as 8-bit numbers times a scale."""
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    token = tl.program_id(0).to(tl.int64)
+    x = tl.load(mean + token * size + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(var + token * size + at, mask=inside, other=0.0).to(tl.float32)
+    v = v * tl.load(columns + at, mask=inside, other=0.0)
+    w = x * x * tl.load(columns + size + at, mask=inside, other=0.0)
+    scale = tl.maximum(tl.max(tl.maximum(v, w), 0) / LARGEST, 1e-30)
+    tl.store(scales + token, scale)
+    tl.store(out + 2 * token * size + at, (v / scale).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + (2 * token + 1) * size + at, (w / scale).to(out.dtype.element_ty), mask=inside)

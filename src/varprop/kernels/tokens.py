@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from varprop.kernels.eight_bits import spread, spread_form
 from varprop.kernels.flash import arguments_of, attend
 from varprop.kernels.launch import at_least_16, attempt, on, usable
 from varprop.kernels.recompute import call_of, recomputed
@@ -15,6 +16,7 @@ from varprop.kernels.rows import LONGEST_ROW, warps_for
 from varprop.moments import Factored, Moments, is_random, mean_of
 from varprop.rules import attention, products
 from varprop.rules.factor import LEAST
+from varprop.rules.forms import Apply, Forms
 from varprop.rules.terms import tokens_of
 
 ROWS, BLOCK, WARPS = 4, 256, 4  # of a tile
@@ -187,7 +189,7 @@ normalized = call_of(torch.ops.varprop.token_norm, _norm, norm_reference)
 
 
 def _contract_form(
-    apply: products.Apply, x: Any, by_var: Tensor | None, by_square: Tensor | None, ones: bool, feature: int
+    apply: Apply, x: Any, by_var: Tensor | None, by_square: Tensor | None, ones: bool, feature: int
 ) -> Tensor:
     if feature != -1:
         return products.contract(apply, x, by_var, by_square, ones, feature)
@@ -223,11 +225,12 @@ def _attend_form(query: Tensor, key: Tensor, value: Any, *args: Any, **kwargs: A
     return Moments(*torch.ops.varprop.attention(*arguments_of(query.shape[-1], query, key, value, *args, **kwargs)))
 
 
-FUSED = products.Forms(_contract_form, _normalize_form, _attend_form)
+FUSED = Forms(spread_form, _contract_form, _normalize_form, _attend_form)
 
 CALLS = {
     torch.ops.varprop.contract.default: contracted,
     torch.ops.varprop.token_norm.default: normalized,
     torch.ops.varprop.attention.default: attend,
+    torch.ops.varprop.spread.default: spread,
 }
 """What a flat graph calls in the place of these ops: without the detour over torch's dispatcher where that can be."""

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, bilinear, expanded, multiply, second_moment
+from varprop.rules.forms import Forms
 from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -29,9 +31,17 @@ def affine(op: Callable[..., Tensor], x: Any, weight: Any, bias: Any = None) -> 
 
 
 @rule(aten.linear.default, approximation=None, mixes=True)
-def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+def linear(x: Any, weight: Any, bias: Any = None, *, forms: Forms | None = None) -> Any:
     """y = W x + b: Σ = E[W²] Σx + Σ_W μx² + Σ_b. Exact."""
-    return affine(torch.nn.functional.linear, x, weight, bias)
+    if forms is None or not (is_random(x) and is_random(weight)):
+        return affine(F.linear, x, weight, bias)
+    var = forms.spread(*x, second_moment(weight), weight.var, bias.var if is_random(bias) else None)
+    return Moments(F.linear(x.mean, weight.mean, mean_of(bias)), var)
+
+
+def spread(mean: Tensor, var: Tensor, second: Tensor, noise: Tensor, bias: Tensor | None) -> Tensor:
+    """Σx E[W²]ᵀ + μx² Σ_Wᵀ + Σ_b."""
+    return F.linear(var, second, bias) + F.linear(mean * mean, noise)
 
 
 @rule(aten.addmm.default, aten.baddbmm.default, approximation=None, mixes=True)

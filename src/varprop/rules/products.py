@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +19,7 @@ from varprop.moments import Factored, Moments, is_random, mean_of, multiplied_ou
 from varprop.rules import arithmetic, attention, functions, linear, normalization
 from varprop.rules.arithmetic import second_moment
 from varprop.rules.factor import LEAST, factor, misfit
+from varprop.rules.forms import Apply, Forms
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.terms import as_terms, broadened, joined, varies
 
@@ -93,32 +92,6 @@ def divide(x: Any, y: Any) -> Any:
         if isinstance(x, Factored) and not is_random(y)
         else arithmetic.divide(*multiplied_out((x, y)))
     )
-
-
-# --- how steps are computed ------------------------------------------------------------------------------
-
-Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""A layer with its other arguments: of x, weight and bias."""
-
-
-class Forms(NamedTuple):
-    """The steps that cost time, each in one function: written out, or as kernels."""
-
-    contract: Callable[..., Tensor]
-    normalize: Callable[..., Any]
-    attend: Callable[..., Any]
-
-
-def in_forms(rules: RuleSet, forms: Forms) -> RuleSet:
-    """The same rules, with their steps computed by ``forms``."""
-    found = [member for member in dict.fromkeys(rules.values()) if _takes_forms(member)]
-    changed = [replace(member, function=functools.partial(member.function, forms=forms)) for member in found]
-    return rules.replace(*changed, name=rules.name) if found else rules
-
-
-@functools.cache
-def _takes_forms(member: Rule) -> bool:
-    return "forms" in inspect.signature(member.function).parameters
 
 
 # --- layers ----------------------------------------------------------------------------------------------
@@ -253,7 +226,7 @@ def batch_norm(
     return _affine(multiply(add(x, -mean), scale), weight, bias), None, None
 
 
-WRITTEN = Forms(contract, normalize, attention.attention)
+WRITTEN = Forms(linear.spread, contract, normalize, attention.attention)
 
 
 @rule(
