@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "calibration": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network", "prediction"},
     "evaluation": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration"},
-    "deployment": {"errors", "graph", "network", "prediction"},
+    "deployment": {"errors", "graph", "posterior", "network", "prediction"},
     "report": {"errors", "evaluation"},
     "integrations": {"errors", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
     "cli": {
@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "prediction",
         "calibration",
         "evaluation",
+        "deployment",
         "report",
     },
 }

@@ -6,6 +6,7 @@ from varprop.calibration.fitting import fit
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.deployment.exporting import export
+from varprop.deployment.scoring import score
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.evaluated import Evaluation, Evaluations, RegressionEvaluation
 from varprop.evaluation.fidelity import Comparison, compare
@@ -81,6 +82,7 @@ __all__ = [
     "plot",
     "propagate",
     "rule",
+    "score",
     "scores",
     "streamlining",
     "testing",

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from varprop.calibration import fitting, scales
 from varprop.calibration.fixed_epochs import FixedEpochs
-from varprop.cli import shell
+from varprop.cli import shell, shipping
 from varprop.cli.demo import demonstrate
 from varprop.cli.references import (
     batches_of,
@@ -234,6 +234,9 @@ def report(
     if risk is not None:
         show_points(read_results(folder), risk, console)
     _report(folder, out, console)
+
+
+app.command(epilog="Example: varprop score predictor data scores --key id")(shipping.score)
 
 
 def _report(folder: Path, out: Path | None, console: Console) -> None:

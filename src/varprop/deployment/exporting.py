@@ -7,10 +7,13 @@ import importlib
 import inspect
 import json
 import logging
+import math
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +21,35 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from varprop.errors import ExportError, InputError
+from varprop.errors import ExportError, InputError, NetworkFileError
 from varprop.graph.signature import Size
 from varprop.network.moment_net import MomentNet
+from varprop.prediction import stored
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Regression
 from varprop.prediction.predictors import Predictor, Propagated, Wrapper
-from varprop.prediction.selective import Decision
+from varprop.prediction.selective import Decision, Selective
 
 TOLERANCE = 1e-4
 RECORD = "varprop.json"
-"""The file inside a ``.pt2`` archive that names inputs and outputs."""
+"""The file inside a ``.pt2`` archive, and the entry of the metadata of an ``.onnx`` file, that holds a ``Record``."""
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an exported file says about itself."""
+
+    inputs: list[str]
+    outputs: list[str]
+    classes: list[str] | None
+    threshold: float | None
+    processor: str | None
+    versions: dict[str, str]
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
 
 
 class Deployed(nn.Module):
@@ -64,7 +83,8 @@ def export(
     ``.onnx`` is ONNX; ``.pt2`` an archive of ``torch.export``, with ``aot=True`` compiled by AOTInductor for this kind
     of machine. Outputs are ``probs`` and ``confidence`` (of a regression ``prediction`` and ``std``), ``logit_mean``,
     ``logit_var``, and ``abstain`` if the predictor does. Batch size, and lengths of sequences, stay free. What was
-    written is run on other inputs of two batch sizes, and kept only if it gives what the predictor gives.
+    written is run on other inputs of two batch sizes, and kept only if it gives what the predictor gives. A processor
+    of transformers, if the predictor has one, is saved beside.
     """
     if isinstance(predictor, MomentNet):
         predictor = Propagated(predictor)
@@ -77,15 +97,38 @@ def export(
     plan, _ = net.plan((), dict(named))
     if plan.captured.pins is not None:
         raise ExportError("the graph of this model depends on values of its inputs, which no file looks at")
-    names = list(named), list(outputs(predictor(**named)))  # which also traces what the link needs, on real tensors
+    found = outputs(predictor(**named))  # which also traces what the link needs, on real tensors
+    record = Record(list(named), list(found), *_about(predictor), versions())
     with torch.no_grad(), _quiet():
         program = _program(Deployed(predictor, list(named)).eval(), list(named.values()), plan.signature.sizes)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), names, made)
-            _check(run, predictor, named, names[1], free=isinstance(plan.signature.sizes[0][0], str))
-            made.replace(target)
+            run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), record, made)
+            _check(run, predictor, named, record.outputs, free=isinstance(plan.signature.sizes[0][0], str))
+            for file in sorted(Path(folder).iterdir(), key=lambda file: file == made):  # weights above 2 GB lie beside
+                file.replace(target.parent / file.name)
+    if record.processor is not None:
+        predictor.processor.save_pretrained(target.parent)
     return target
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {name: metadata.version(name) for name in ("varprop", "torch")}
+
+
+def threshold_of(predictor: Predictor) -> float | None:
+    """The confidence below which a predictor abstains; None if it never does."""
+    promise = predictor.guarantee if isinstance(predictor, Selective) else None
+    return promise.threshold if promise and math.isfinite(promise.threshold) else None
+
+
+def _about(predictor: Predictor) -> tuple[list[str] | None, float | None, str | None]:
+    try:
+        processor = stored.processor_name(predictor.processor)
+    except NetworkFileError:
+        processor = None  # one of the user's own, which only the user can apply
+    return list(predictor.classes) if predictor.classes else None, threshold_of(predictor), processor
 
 
 def _require_one_pass(predictor: Any) -> None:
@@ -116,33 +159,41 @@ def _program(module: Deployed, inputs: list[Tensor], sizes: Sequence[tuple[Size,
 # --- files -----------------------------------------------------------------------------------------------
 
 
-def _write_pt2(program: ExportedProgram, _: Any, names: tuple[list[str], list[str]], path: Path) -> Run:
-    torch.export.save(program, path, extra_files={RECORD: _record(names)})
+def _write_pt2(program: ExportedProgram, _: Any, record: Record, path: Path) -> Run:
+    torch.export.save(program, path, extra_files={RECORD: record.text()})
     module = program.module()
     return lambda inputs: list(module(*inputs).values())
 
 
-def _write_aot(program: ExportedProgram, _: Any, names: tuple[list[str], list[str]], path: Path) -> Run:
-    settings = {"aot_inductor.metadata": dict(zip(("inputs", "outputs"), map(json.dumps, names), strict=True))}
+def _write_aot(program: ExportedProgram, _: Any, record: Record, path: Path) -> Run:
+    described = {key: json.dumps(value) for key, value in asdict(record).items()}
+    settings = {"aot_inductor.metadata": described}
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
     module = torch._inductor.aoti_load_package(str(path))
     return lambda inputs: list(module(*inputs).values())
 
 
-def _write_onnx(program: ExportedProgram, inputs: list[Tensor], names: tuple[list[str], list[str]], path: Path) -> Run:
-    runtime = _needed("onnxruntime")
-    _needed("onnxscript")
+def _write_onnx(program: ExportedProgram, inputs: list[Tensor], record: Record, path: Path) -> Run:
+    runtime = needed("onnxruntime", "export")
+    needed("onnxscript", "export")
     # Not optimised ahead: onnxscript 0.7 fails on splits of constants, and the runtime optimises by itself.
     written = torch.onnx.export(
-        program, tuple(inputs), input_names=names[0], output_names=names[1], dynamo=True, verbose=False, optimize=False
+        program,
+        tuple(inputs),
+        input_names=record.inputs,
+        output_names=record.outputs,
+        dynamo=True,
+        verbose=False,
+        optimize=False,
     )
     assert written is not None
+    written.model.metadata_props[RECORD] = record.text()
     written.save(path)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        feed = dict(zip(names[0], (x.cpu().numpy() for x in inputs), strict=True))
-        return [torch.from_numpy(found) for found in session.run(names[1], feed)]
+        feed = dict(zip(record.inputs, (x.cpu().numpy() for x in inputs), strict=True))
+        return [torch.from_numpy(found) for found in session.run(record.outputs, feed)]
 
     return run
 
@@ -150,15 +201,12 @@ def _write_onnx(program: ExportedProgram, inputs: list[Tensor], names: tuple[lis
 _WRITERS: dict[str, Callable[..., Run]] = {".pt2": _write_pt2, "aot": _write_aot, ".onnx": _write_onnx}
 
 
-def _record(names: tuple[list[str], list[str]]) -> str:
-    return json.dumps({"inputs": names[0], "outputs": names[1]})
-
-
-def _needed(package: str) -> Any:
+def needed(module: str, extra: str) -> Any:
+    """A module of an optional package."""
     try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise ExportError(f"an .onnx file needs {package}: pip install 'varprop[export]'") from None
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ExportError(f"this needs {error.name or module}: pip install 'varprop[{extra}]'") from None
 
 
 # --- what is written is what was meant -------------------------------------------------------------------

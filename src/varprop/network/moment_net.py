@@ -27,7 +27,7 @@ from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_cal
 from varprop.graph.output import Output
 from varprop.graph.refusals import refuse_training, require_model
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
-from varprop.graph.signature import Binder, Call
+from varprop.graph.signature import Binder, Call, Size
 from varprop.graph.walk import Walk
 from varprop.moments import Moments, is_random, multiplied_out
 from varprop.network import saving
@@ -195,6 +195,15 @@ class MomentNet(Registries):
     def signatures(self) -> list[str]:
         """The calls captured so far, with free sizes as symbols."""
         return [plan.signature.describe() for plan in self._plans]
+
+    @property
+    def inputs(self) -> list[tuple[str, torch.dtype, tuple[Size, ...]]]:
+        """Name, dtype and sizes of every tensor of the first call captured, free sizes as symbols."""
+        if not self._plans:
+            return []
+        signature = self._plans[0].signature
+        names = [name for name, part in signature.structure[1][1][1] if part[0] == "tensor"]
+        return list(zip(names, signature.dtypes, signature.sizes, strict=False))
 
     # --- saving --------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
     pending = folder / PENDING
     with replacing(pending) as temporary:
         _save(tensors, temporary)
-    weights = {"sha256": _digest(pending), "bytes": pending.stat().st_size}
+    weights = {"sha256": digest(pending), "bytes": pending.stat().st_size}
     # The order of dimensions in memory, where it is not the usual one (channels last): kernels depend on it.
     layout = {key: list(tensor.dim_order()) for key, tensor in tensors.items() if not tensor.is_contiguous()}
     text = json.dumps({**config, "layout": layout, "weights": weights}, indent=2)
@@ -174,9 +174,9 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> Path:
 
 
 def _is(file: Path, weights: Mapping[str, Any]) -> bool:
-    return file.is_file() and file.stat().st_size == weights.get("bytes") and _digest(file) == weights.get("sha256")
+    return file.is_file() and file.stat().st_size == weights.get("bytes") and digest(file) == weights.get("sha256")
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

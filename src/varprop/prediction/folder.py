@@ -54,7 +54,7 @@ def load(
     with reported(f"cannot load {folder}"):
         config = read_config(folder)
         chosen = link or stored.read(config.get("link"))  # first, because it fails in no time
-        processor = _processor(folder, config.get("processor"))
+        processor = read_processor(folder, config.get("processor"))
     net = MomentNet.from_pretrained(folder, model, rules, output, device=device)
     with reported(f"cannot load {folder}"):
         record = config.get("predictor", {"kind": "Propagated"})  # which version 0.1 does not name
@@ -123,7 +123,7 @@ class _Loaded:
         return Selective(predictor, score=self.score or CONFIDENCE, guarantee=promise)
 
 
-def _processor(folder: Path, name: str | None) -> Any:
+def read_processor(folder: Path, name: str | None) -> Any:
     """The tokenizer or other processor whose files lie in the folder."""
     if name is None:
         return None

@@ -1,0 +1,318 @@
+"""Data of any size, scored in shards: what is finished is kept, whatever happens to the process that was at work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from varprop.deployment.artifact import Artifact, open_artifact
+from varprop.deployment.exporting import needed, versions
+from varprop.deployment.intake import Example, Intake
+from varprop.deployment.sources import PROBLEM, Piece, Row, pieces_of
+from varprop.errors import InputError, ResultsError
+from varprop.posterior.file import replacing
+
+MANIFEST = "_manifest.json"  # readers of folders of Parquet pass over names that begin so
+FORMAT = "varprop.scores"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows ``start`` to ``stop`` of a piece of the data, of which ``first`` is the number in all the data."""
+
+    number: int
+    piece: Piece
+    start: int
+    stop: int
+    first: int
+
+    @property
+    def name(self) -> str:
+        return f"part-{self.number:06d}.parquet"
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be scored, with what, and where to; everything a worker must be told."""
+
+    model: str
+    data: str
+    out: str
+    key: tuple[str, ...]
+    column: str | None
+    rows: int
+    batch_size: int
+    device: str
+    build: Callable[[], nn.Module] | None = None
+    """Returns the model, where it is none that can be rebuilt."""
+
+    @cached_property
+    def artifact(self) -> Artifact:
+        return open_artifact(self.model, model=self.build() if self.build else None, device=self.device)
+
+    @cached_property
+    def intake(self) -> Intake:
+        return Intake(self.artifact)
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        numbers, found, first = itertools.count(), [], 0
+        for piece in pieces_of(self.data):
+            for start in range(0, piece.count, self.rows):
+                stop = min(start + self.rows, piece.count)
+                found.append(Shard(next(numbers), piece, start, stop, first + start))
+            first += piece.count
+        if not found:
+            raise InputError(f"{self.data} has no rows")
+        return found
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """What the model reads: the column given, else all its inputs, or what its processor makes them of."""
+        if self.column is not None:
+            return [self.column]
+        raw = [name for name in self.intake.columns if name not in self.intake.inputs]
+        return raw or list(self.intake.inputs)
+
+    def is_done(self, shard: Shard) -> bool:
+        file = Path(self.out) / shard.name
+        try:
+            return needed("pyarrow.parquet", "score").read_metadata(file).num_rows == len(shard)
+        except (OSError, ValueError):  # it is not there, or a disk has lost some of it
+            return False
+
+    def score(self, shard: Shard) -> int:
+        """Write a shard, whole or not at all; returns how many rows could not be read."""
+        parquet = needed("pyarrow.parquet", "score")
+        table = self._table(shard)
+        with replacing(Path(self.out) / shard.name) as temporary:
+            parquet.write_table(table, temporary)
+        return table.num_rows - table["problem"].null_count
+
+    def _table(self, shard: Shard) -> Any:
+        wanted = dict.fromkeys((*self.columns, *self.key))
+        rows = shard.piece.rows(shard.start, shard.stop, list(wanted))
+        kept: list[Row] = []
+        parts: list[list[Row]] = []
+        while batch := list(itertools.islice(rows, self.batch_size)):
+            kept += [{name: row.get(name) for name in (*shard.piece.keys, *self.key)} for row in batch]
+            parts.append(self._answers(batch))
+        answers = list(itertools.chain(*parts))
+        return _assembled(self.artifact, shard, kept, answers)
+
+    def _answers(self, rows: Sequence[Row]) -> list[Row]:
+        """One for each row: what the artifact says, or the problem with the row."""
+        found: list[Row] = [{} for _ in rows]
+        examples: list[Example] = []
+        places: list[int] = []
+        for place, row in enumerate(rows):
+            try:
+                examples.append(self._read(row))
+                places.append(place)
+            except InputError as error:
+                found[place] = {"problem": str(error)}
+        for numbers, batch in self.intake.batches(examples) if examples else []:
+            answer = self.artifact.answer(batch)
+            if answer["confidence" if "confidence" in answer else "std"].ndim != (1 if "probs" in answer else 2):
+                raise InputError("scoring takes models with one answer for each row, not for each token or pixel")
+            for index, number in enumerate(numbers):
+                found[places[number]] = {name: value[index] for name, value in answer.items()}
+        return found
+
+    def _read(self, row: Row) -> Example:
+        if PROBLEM in row:
+            raise InputError(row[PROBLEM])
+        if self.column is not None:
+            value = row[self.column]
+            name = "text" if isinstance(value, str) else "image" if isinstance(value, bytes) else None
+            return self.intake.read({name or next(iter(self.intake.inputs)): value})
+        return self.intake.read(row)
+
+    def manifest(self) -> dict[str, Any]:
+        """What decides the scores: with another one, a folder is not gone on with."""
+        pieces = {id(shard.piece): shard.piece for shard in self.shards}.values()
+        return {
+            "format": FORMAT,
+            "version": 1,
+            "model": {"sha256": self.artifact.sha256, "classes": self.artifact.classes},
+            "threshold": self.artifact.threshold,
+            "versions": versions(),
+            "data": [piece.fingerprint() for piece in pieces],
+            "key": self.key,
+            "column": self.column,
+            "rows_per_shard": self.rows,
+            "batch_size": self.batch_size,
+        }
+
+
+Engine = Callable[[Job, Sequence[Shard]], Iterable[tuple[int, int]]]
+"""Scores shards of a job, in any order; yields rows and unreadable rows of each."""
+
+
+def here(job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+    """In this process; under ``torchrun`` and ``accelerate launch``, each process takes its share.
+
+    Processes need not talk to each other: one that dies leaves its shards to the next run.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    for shard in shards[rank::world]:
+        yield len(shard), job.score(shard)
+
+
+def on_ray(workers: int) -> Engine:
+    """With Ray Data, by so many workers of a cluster that all see the same files."""
+
+    def engine(job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+        data = needed("ray.data", "ray")
+        numbers = data.from_items([{"number": shard.number} for shard in shards], override_num_blocks=len(shards))
+        gpus = int(job.device.startswith("cuda"))  # each worker sees one, its first
+        fresh = replace(job)  # without the artifact that was opened here
+        done = numbers.map(
+            _Worker, fn_constructor_args=(fresh,), compute=data.ActorPoolStrategy(size=workers), num_gpus=gpus
+        )
+        for row in done.iter_rows():
+            yield row["rows"], row["problems"]
+
+    return engine
+
+
+class _Worker:
+    """Scores shards by their numbers; it opens the artifact once."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        torch.set_num_threads(1)
+
+    def __call__(self, row: Mapping[str, int]) -> dict[str, int]:
+        shard = self.job.shards[row["number"]]
+        return {"rows": len(shard), "problems": 0 if self.job.is_done(shard) else self.job.score(shard)}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What lies in the folder: how many rows, and how many of them could not be read."""
+
+    folder: Path
+    rows: int
+    problems: int
+
+
+def score(
+    model: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    key: Sequence[str] = (),
+    column: str | None = None,
+    rows: int = 4096,
+    batch_size: int = 64,
+    device: str = "cpu",
+    build: Callable[[], nn.Module] | None = None,
+    engine: Engine = here,
+    progress: bool = True,
+) -> Scores | None:
+    """Score every row of ``data`` with a predictor that was saved or exported, and write Parquet files to ``out``.
+
+    Files are named in the order of the data, and rows have that order in them: ``row`` is the number of each in all
+    the data, beside the columns ``key``, the path of an image, the key in a tar file. A row that cannot be read has a
+    ``problem`` in the place of an answer. A file has ``rows`` rows; it is there as a whole or not at all, so that the
+    same call goes on where another was killed. Beside them lies a manifest. Returns None where others, under
+    ``torchrun``, have shards left to do.
+    """
+    place = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else device
+    job = Job(str(model), str(data), str(out), tuple(key), column, rows, batch_size, place, build)
+    folder = _claimed(Path(out), job.manifest())
+    left = [shard for shard in job.shards if not job.is_done(shard)]
+    total = sum(map(len, job.shards))
+    with tqdm(
+        desc="score", unit=" rows", total=total, initial=total - sum(map(len, left)), disable=None if progress else True
+    ) as bar:
+        for done, _ in engine(job, left):
+            bar.update(done)
+    return _finished(folder, job)
+
+
+def _claimed(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    """The folder, if it is new or holds a part of the same scores."""
+    wanted = json.loads(json.dumps(manifest))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.glob("*.parquet")):
+            _write(folder, wanted | {"complete": False})
+        elif not (file := folder / MANIFEST).exists():
+            raise ResultsError(f"{folder} holds Parquet files that are no scores: choose another folder")
+        else:
+            found = json.loads(file.read_text())
+            other = [name for name, value in wanted.items() if found.get(name) != value]
+            if other:
+                raise ResultsError(f"{folder} holds scores with another {', '.join(other)}: choose another folder")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ResultsError):
+            raise
+        raise ResultsError(f"cannot write scores to {folder}: {error}; choose another folder") from error
+    return folder
+
+
+def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
+    with replacing(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(manifest, indent=1))
+
+
+def _finished(folder: Path, job: Job) -> Scores | None:
+    """Complete the manifest, if all shards are there."""
+    parquet, listed, problems = needed("pyarrow.parquet", "score"), [], 0
+    for shard in job.shards:
+        if not job.is_done(shard):
+            return None
+        found = parquet.read_metadata(folder / shard.name)
+        wrong = len(shard) - sum(_nulls(found.row_group(i)) for i in range(found.num_row_groups))
+        listed.append({"file": shard.name, "piece": shard.piece.name, "rows": len(shard), "problems": wrong})
+        problems += wrong
+    total = sum(map(len, job.shards))
+    _write(folder, job.manifest() | {"complete": True, "rows": total, "problems": problems, "shards": listed})
+    for left in folder.glob(".part-*.tmp"):
+        left.unlink(missing_ok=True)
+    return Scores(folder, total, problems)
+
+
+def _nulls(group: Any) -> int:
+    """Rows of a row group that have no problem: their column is the last."""
+    return group.column(group.num_columns - 1).statistics.null_count
+
+
+def _assembled(artifact: Artifact, shard: Shard, kept: Sequence[Row], answers: Sequence[Row]) -> Any:
+    """The rows of a shard as an Arrow table, whose columns have the same types whatever the rows hold."""
+    arrow = needed("pyarrow", "score")
+    numbers = arrow.list_(arrow.float32())
+    types: dict[str, Any] = {"label": arrow.string() if artifact.classes else arrow.int64()}
+    types |= {"confidence": arrow.float32(), "probs": numbers}
+    types |= {"prediction": numbers, "std": numbers, "abstain": arrow.bool_()}
+    columns = {"row": arrow.array(range(shard.first, shard.first + len(shard)), arrow.int64())}
+    columns |= {name: arrow.array([row[name] for row in kept]) for name in (kept[0] if kept else ())}
+    for name, kind in types.items():
+        if name in artifact.outputs:
+            columns[name] = arrow.array([_plain(name, row.get(name), artifact) for row in answers], kind)
+    columns["problem"] = arrow.array([row.get("problem") for row in answers], arrow.string())
+    return arrow.table(columns)
+
+
+def _plain(name: str, value: Any, artifact: Artifact) -> Any:
+    if value is None:
+        return None
+    if name == "label" and artifact.classes:
+        return artifact.classes[int(value)]
+    return np.asarray(value).tolist()
