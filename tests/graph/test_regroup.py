@@ -8,6 +8,7 @@ from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
+from varprop.graph import synonyms
 from varprop.rules.ruleset import op_name
 
 SAMPLES = 50_000
@@ -295,3 +296,37 @@ def test_experts_are_chosen_at_the_mean():
     (row,) = (row for row in vp.audit(model, posterior, x) if row.op == "aten.argmax.default")
     assert row.variance == "stops"
     assert row.exactness == "approximate"
+
+
+@pytest.mark.parametrize("rules", [vp.CVP, vp.FACTORED], ids=lambda rules: rules.name)
+def test_patches_are_rows_of_a_linear_layer(rules, monkeypatch):
+    class Patches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = torch.nn.Conv2d(3, 8, (4, 2), (4, 2), bias=False), torch.nn.Linear(8, 5)
+
+        def forward(self, x):
+            return self.head(torch.relu(self.embed(x).flatten(2).transpose(1, 2)))
+
+    torch.manual_seed(0)
+    model, x = Patches().double().eval(), torch.randn(3, 3, 8, 6, dtype=torch.float64)
+    posterior = vp.Posterior.isotropic(model, std=0.1)
+    net = vp.propagate(model, posterior, rules)
+    found = net(vp.Moments(x, 0.1 * torch.ones_like(x))), net.trace(x).outputs["embed"]
+    ops = [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
+    assert torch.ops.aten.conv2d.default not in ops
+    monkeypatch.setattr(synonyms, "_patches", lambda *_: None)
+    net = vp.propagate(model, posterior, rules)
+    for got, wanted in zip(
+        found, (net(vp.Moments(x, 0.1 * torch.ones_like(x))), net.trace(x).outputs["embed"]), strict=True
+    ):
+        torch.testing.assert_close(got.mean, wanted.mean)
+        torch.testing.assert_close(got.var, wanted.var)
+
+
+@pytest.mark.parametrize("options", [{"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "groups": 2}])
+def test_other_convolutions_stay(options):
+    model, x = torch.nn.Conv2d(4, 8, 4, **options).eval(), torch.randn(2, 4, 8, 8)
+    net = vp.propagate(model, vp.Posterior.isotropic(model, std=0.1))
+    assert net(x).var.shape == model(x).shape
+    assert torch.ops.aten.conv2d.default in [node.target for node in net.plan((x,), {})[0].module.graph.nodes]

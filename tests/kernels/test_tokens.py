@@ -48,8 +48,14 @@ def test_contract_is_registered_in_full(ones):
 @pytest.mark.parametrize("centred", [True, False])
 def test_norm_is_registered_in_full(centred):
     inputs = [x.requires_grad_() for x in norm_inputs(6, 3)]
-    for parts in (inputs, [*inputs[:3], inputs[3], None, None], [*inputs[:3], None, None, None]):
-        arguments = (*parts, 1e-5, centred, parts[-1] is not None)
+    by = [torch.rand(2, n, dtype=WIDE, requires_grad=True) for n in (5, 6)]
+    for parts, sums in (
+        (inputs, (None, None, False)),
+        (inputs, (*by, True)),
+        ([*inputs[:3], inputs[3], None, None], (None, by[1], False)),
+        ([*inputs[:3], None, None, None], (None, None, False)),
+    ):
+        arguments = (*parts, 1e-5, centred, parts[-1] is not None, *sums)
         assert torch.autograd.gradcheck(torch.ops.varprop.token_norm, arguments, fast_mode=True)
         torch.library.opcheck(torch.ops.varprop.token_norm.default, arguments, test_utils=CHECKS)
 
@@ -82,7 +88,7 @@ def test_a_network_of_kernels_is_the_one_written_out(monkeypatch):
     for got, wanted in zip(*found, strict=True):
         assert torch.allclose(got, wanted, rtol=1e-9)
     assert calls.count(activations.activate) == 1
-    assert calls.count(tokens.contracted) == 4  # what the fifth layer wants is summed up by the activation
+    assert calls.count(tokens.contracted) == 2  # what three layers want is summed up by norms and the activation
     assert calls.count(tokens.normalized) == 2
 
 
@@ -123,9 +129,17 @@ def test_contract_on_a_gpu(size, width, rank):
 def test_norm_on_a_gpu(size, terms):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         inputs = norm_inputs(size, terms, "cuda", dtype)
-        for rest in ((1e-5, True, True), (1e-5, False, False)):
-            exact = tokens.norm_reference(*(x.double() for x in inputs), *rest)
-            close(tokens._launch_norm(*inputs, *rest), exact, tolerance)
+        by = [torch.rand(2, n, device="cuda", dtype=dtype) for n in (terms + 2, size)]
+        for rest, sums in (
+            ((1e-5, True, True), (None, None)),
+            ((1e-5, False, False), (None, None)),
+            ((1e-5, True, True), by),
+            ((1e-5, True, True), (None, by[1])),
+        ):
+            exact = tokens.norm_reference(
+                *(x.double() for x in inputs), *rest, *(None if x is None else x.double() for x in sums), True
+            )
+            close(tokens._launch_norm(*inputs, *rest, *sums, True), exact, tolerance)
 
 
 @GPU

@@ -10,10 +10,12 @@ from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code
 from varprop.kernels.activations import activate
-from varprop.kernels.tokens import CALLS, contracted
+from varprop.kernels.tokens import CALLS, contracted, normalized
 
 aten = torch.ops.aten
 
+SUMS: dict[Any, int] = {activate: 4, normalized: 9}
+"""Steps that sum their results up if asked to, and where among their arguments these questions are."""
 COPIES = {aten.clone.default, aten.alias.default, aten.detach.default}
 
 
@@ -40,10 +42,10 @@ def tidy(graph: fx.Graph) -> None:
 
 
 def _sum_up_at_once(sums: fx.Node) -> None:
-    """What a layer wants of the moments of an activation is summed up where they are computed."""
+    """What a layer wants of the moments of an activation or a norm is summed up where they are computed."""
     mean, var, *rest = sums.args
     call: Any = mean.args[0] if isinstance(mean, fx.Node) and mean.target is operator.getitem else None
-    if not isinstance(call, fx.Node) or call.target is not activate or not isinstance(var, fx.Node):
+    if not isinstance(call, fx.Node) or call.target not in SUMS or not isinstance(var, fx.Node):
         return
     constants = [x for x in rest if isinstance(x, fx.Node)]
     if var.args != (call, 1) or len(var.users) > 1 or any(x.op != "get_attr" for x in constants):
@@ -51,7 +53,8 @@ def _sum_up_at_once(sums: fx.Node) -> None:
     graph = sums.graph
     with graph.inserting_before(call):
         given = [graph.get_attr(x.target) if isinstance(x, fx.Node) else x for x in rest]  # type: ignore[arg-type]
-    call.args = (*call.args[:4], *given, call.args[-1])
+    place = SUMS[call.target]
+    call.args = (*call.args[:place], *given, *call.args[place + len(given) :])
     sums.replace_all_uses_with(var)
     graph.erase_node(sums)
 

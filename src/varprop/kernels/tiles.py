@@ -144,14 +144,15 @@ def contract_kernel(
         tl.store(out + row[:, None] * count + k[None, :], total, mask=live[:, None] & (k < OTHER)[None, :])
     if SQUARE > 0:
         k = tl.arange(0, SQUARES)
-        total = tl.zeros([ROWS, SQUARES], tl.float32)
+        parts = tl.zeros([ROWS, SQUARES, BLOCK], tl.float32)
         for start in range(0, size, BLOCK):
             at = start + column
             places = mean + row[:, None] * size + at[None, :]
             x = tl.load(places, mask=live[:, None] & (at < size)[None, :], other=0.0).to(tl.float32)
             given = (k < SQUARE)[:, None] & (at < size)[None, :]
             by = tl.load(by_square + k[:, None] * size + at[None, :], mask=given, other=0.0).to(tl.float32)
-            total += tl.sum((x * x)[:, None, :] * by[None, :, :], 2)
+            parts += (x * x)[:, None, :] * by[None, :, :]
+        total = tl.sum(parts, 2)
         tl.store(out + row[:, None] * count + OTHER + k[None, :], total, mask=live[:, None] & (k < SQUARE)[None, :])
     if ONES:
         tl.store(out + row * count + OTHER + SQUARE, tl.full([ROWS], 1.0, tl.float32), mask=live)
@@ -159,11 +160,15 @@ def contract_kernel(
 
 @triton.jit
 def token_norm_kernel(
-    mean, numbers, sums, weight, weight_var, bias, out_mean, out_numbers, size, terms, stride, step, eps,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, ONES: tl.constexpr, CENTRED: tl.constexpr,
-    TERMS: tl.constexpr, BLOCK: tl.constexpr,
+    mean, numbers, sums, weight, weight_var, bias, by_numbers, by_square, out_mean, out_numbers,
+    size, terms, stride, step, eps,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, ONES: tl.constexpr, CENTRED: tl.constexpr, TERMS: tl.constexpr,
+    OTHER: tl.constexpr, SQUARE: tl.constexpr, MORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of ``rows.norm_kernel`` whose variance is factored: its numbers have the square of the row's scale."""
+    """One row of ``rows.norm_kernel`` whose variance is factored: its numbers have the square of the row's scale.
+
+    With ``OTHER`` or ``SQUARE``, these many sums over numbers and squares of the mean leave in place of the numbers.
+    """
     at, k = tl.arange(0, BLOCK), tl.arange(0, TERMS)
     inside, held = at < size, k < terms
     token = tl.program_id(0).to(tl.int64)
@@ -174,19 +179,33 @@ def token_norm_kernel(
         x = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
     factor = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(c * s, 0)) / size + eps)
     y = x * factor
-    count = terms + ONES
+    c = c * factor * factor
+    count = terms
     if WEIGHT == 2:
-        count += 1
         gv = tl.load(weight_var + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_numbers + token * count + terms, tl.sum(y * y * gv, 0))
-    tl.store(out_numbers + token * count + k, c * factor * factor, mask=held)
+        c = tl.where(k == count, tl.sum(y * y * gv, 0), c)
+        count += 1
     if ONES:
-        tl.store(out_numbers + token * count + count - 1, 1.0)
+        c = tl.where(k == count, 1.0, c)
+        count += 1
     if WEIGHT != 0:
         y = y * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
         y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_mean + token * size + at, y.to(out_mean.dtype.element_ty), mask=inside)
+    result = y.to(out_mean.dtype.element_ty)
+    tl.store(out_mean + token * size + at, result, mask=inside)
+    if OTHER + SQUARE == 0:
+        tl.store(out_numbers + token * count + k, c, mask=k < count)
+    out = out_numbers + token * (OTHER + SQUARE + MORE)
+    for j in tl.static_range(OTHER):
+        by = tl.load(by_numbers + j * count + k, mask=k < count, other=0.0).to(tl.float32)
+        tl.store(out + j, tl.sum(c * by, 0))
+    square = tl.where(inside, result.to(tl.float32) * result.to(tl.float32), 0.0)
+    for j in tl.static_range(SQUARE):
+        by = tl.load(by_square + j * size + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + OTHER + j, tl.sum(square * by, 0))
+    if MORE:
+        tl.store(out + OTHER + SQUARE, 1.0)
 
 
 @triton.jit

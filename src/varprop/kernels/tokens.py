@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -111,6 +112,9 @@ def norm_reference(
     eps: float,
     centred: bool,
     ones: bool,
+    by_numbers: Tensor | None = None,
+    by_square: Tensor | None = None,
+    more: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """In float32, or what is wider."""
     wide = torch.promote_types(mean.dtype, torch.float32)
@@ -124,8 +128,10 @@ def norm_reference(
     if ones:
         parts.append(torch.ones_like(factor))
     y = y if weight is None else y * weight.to(wide)
-    y = y if bias is None else y + bias.to(wide)
-    return y.to(mean.dtype), torch.cat(parts, -1)
+    y, results = (y if bias is None else y + bias.to(wide)).to(mean.dtype), torch.cat(parts, -1)
+    if by_numbers is None and by_square is None:
+        return y, results
+    return y, contract_reference(y, results, by_numbers, by_square, more)
 
 
 @torch.library.custom_op("varprop::token_norm", mutates_args=())
@@ -139,11 +145,15 @@ def token_norm(
     eps: float,
     centred: bool,
     ones: bool,
+    by_numbers: Tensor | None,
+    by_square: Tensor | None,
+    more: bool,
 ) -> tuple[Tensor, Tensor]:
     """A norm over features of x ~ N(mean, Σ_k numbers[k] v_k), ``sums[k]`` = Σ_d v_k: its mean, and the numbers of v_k,
-    of the variance of ``weight`` and, if asked for, of that of the bias.
+    of the variance of ``weight`` and, if asked for, of that of the bias; or, in their place, what ``contract`` makes of
+    both.
     """
-    return _norm(mean, numbers, sums, weight, weight_var, bias, eps, centred, ones)
+    return _norm(mean, numbers, sums, weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more)
 
 
 def _norm(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -157,7 +167,14 @@ def _norm(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 @token_norm.register_fake
 def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return mean.new_empty(mean.shape), numbers_of(mean, numbers.shape[-1] + (rest[2] is not None) + rest[-1])
+    return mean.new_empty(mean.shape), numbers_of(mean, _count(numbers, rest))
+
+
+def _count(numbers: Tensor, rest: Sequence[Any]) -> int:
+    """Of numbers that leave."""
+    _, _, weight_var, *_, ones, by_numbers, by_square, more = rest
+    counts = counts_of(by_numbers, by_square)
+    return sum(counts) + more if any(counts) else numbers.shape[-1] + (weight_var is not None) + ones
 
 
 recomputed(token_norm, norm_reference)
@@ -166,18 +183,19 @@ recomputed(token_norm, norm_reference)
 def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     from varprop.kernels.tiles import token_norm_kernel
 
-    weight, weight_var, bias, eps, centred, ones = rest
+    weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more = rest
     size, terms = mean.shape[-1], numbers.shape[-1]
     tokens, block = mean.numel() // size, at_least_16(size)
     kind = 0 if weight is None else 1 if weight_var is None else 2
-    out = numbers_of(mean, terms + (kind == 2) + ones)
+    out = numbers_of(mean, _count(numbers, (sums, *rest)))
     result, flat = mean.new_empty(mean.shape), numbers.reshape(tokens, terms)
-    vectors = [mean if x is None else x.contiguous() for x in (sums, weight, weight_var, bias)]
+    vectors = [mean if x is None else x.contiguous() for x in (sums, weight, weight_var, bias, by_numbers, by_square)]
+    counts = counts_of(by_numbers, by_square)
     with on(mean.device):
         token_norm_kernel[(tokens,)](
             mean.contiguous(), flat, *vectors, result, out, size, terms, *flat.stride(), eps,
-            WEIGHT=kind, BIAS=int(bias is not None), ONES=int(ones), CENTRED=centred, TERMS=at_least_16(terms),
-            BLOCK=block, num_warps=warps_for(block),
+            WEIGHT=kind, BIAS=int(bias is not None), ONES=int(ones), CENTRED=centred, TERMS=at_least_16(terms + 2),
+            OTHER=counts[0], SQUARE=counts[1], MORE=int(more), BLOCK=block, num_warps=warps_for(block),
         )  # fmt: skip
     return result, out
 
@@ -209,8 +227,9 @@ def _normalize_form(x: Factored, weight: Any, bias: Any, eps: Any, *, centred: b
     vectors = products.centred_var(found[1]) if centred else found[1]
     noise = weight.var if is_random(weight) else None
     mean, numbers = torch.ops.varprop.token_norm(
-        x.mean, found[0], vectors.sum(-1), mean_of(weight), noise, mean_of(bias), eps, centred, is_random(bias)
-    )
+        x.mean, found[0], vectors.sum(-1), mean_of(weight), noise, mean_of(bias), eps, centred, is_random(bias),
+        None, None, False,
+    )  # fmt: skip
     square = None if weight is None else mean_of(weight).square() if noise is None else mean_of(weight) ** 2 + noise
     rows = [vectors if square is None else vectors * square]
     rows += [] if noise is None else [(noise / noise.sum().clamp_min(LEAST))[None]]

@@ -1,0 +1,93 @@
+"""Variances by 8-bit products: how far off, in what layers, and the kernel where there is a GPU."""
+
+import pytest
+import torch
+
+import varprop as vp
+from tests.kernels.test_tiles import CHECKS, GPU
+from varprop.graph import lift
+from varprop.kernels import eight_bits
+from varprop.rules import linear
+
+
+def layer(inputs, outputs, tokens=(3, 5), device="cpu", spike=1.0):
+    """Moments of features of which one is ``spike`` times as large, and of weights that make up for it."""
+    torch.manual_seed(0)
+    large = torch.ones(inputs, device=device)
+    large[inputs // 3] = spike
+    mean, var = torch.randn(*tokens, inputs, device=device) * large, 0.1 * torch.rand(*tokens, inputs, device=device)
+    weight = torch.randn(outputs, inputs, device=device) / large
+    noise = 1e-3 * torch.rand(outputs, inputs, device=device) / large.square()
+    return mean, var * large.square(), weight.square() + noise, noise, torch.rand(outputs, device=device)
+
+
+def close(result, exact):
+    """As independent errors of 3 % in each of hundreds of terms leave it."""
+    off = (result.double() - exact) / exact
+    return float(off.square().mean().sqrt()) < 4e-3 and float(off.abs().max()) < 2e-2
+
+
+def test_it_is_registered_in_full():
+    mean, var, second, noise, bias = (x.double() for x in layer(6, 4))
+    packed = eight_bits.pack(second, noise)
+    for added in (bias.requires_grad_(), None):
+        arguments = (mean.requires_grad_(), var.requires_grad_(), *packed, added)
+        assert torch.autograd.gradcheck(torch.ops.varprop.spread, arguments)
+        # Not its schema: torch compares inputs before and after by a product, which 8 bits do not have on a CPU.
+        torch.library.opcheck(torch.ops.varprop.spread.default, arguments, test_utils=CHECKS[1:])
+
+
+@pytest.mark.parametrize("spike", [1.0, 1e3])
+def test_packed_weights_give_the_variance(spike):
+    mean, var, second, noise, bias = (x.double() for x in layer(512, 64, spike=spike))
+    exact = linear.spread(mean, var, second, noise, bias)
+    assert close(eight_bits.reference(mean, var, *eight_bits.pack(second, noise), bias), exact)
+
+
+def test_weights_of_zero_stay_zero():
+    mean, var, second, noise, _ = layer(32, 16)
+    second[:, 3] = noise[:, 3] = second[5] = noise[5] = 0
+    result = eight_bits.reference(mean, var, *eight_bits.pack(second, noise), None)
+    assert result.isfinite().all()
+    assert (result[..., 5] == 0).all()
+    assert (result[..., 4] > 0).all()
+
+
+def test_wide_layers_of_bfloat16_use_it(monkeypatch):
+    for module in (lift, eight_bits):
+        monkeypatch.setattr(module, "runs_on", lambda _: True)
+    monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _: True)
+    monkeypatch.setattr(eight_bits, "_launch", eight_bits.reference)
+    torch.manual_seed(0)
+    wide = torch.nn.Sequential(
+        torch.nn.Linear(40, 160), torch.nn.ReLU(), torch.nn.Linear(160, 48), torch.nn.Linear(48, 7)
+    )
+    model, x = wide.bfloat16().eval(), torch.randn(9, 40, dtype=torch.bfloat16)
+    posterior = vp.Posterior.isotropic(model, std=0.05)
+    net = vp.propagate(model, posterior)
+    result = net(x)
+    calls = [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
+    assert calls.count(eight_bits.spread) == 1  # the first layer's input is certain, the last is narrow
+    monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _: False)
+    written = vp.propagate(model, posterior)(x)
+    assert torch.equal(result.mean, written.mean)
+    torch.testing.assert_close(result.var, written.var, rtol=2e-2, atol=0)
+
+
+@GPU
+@pytest.mark.parametrize("spike", [1.0, 1e3])
+@pytest.mark.parametrize(("inputs", "outputs"), [(768, 3072), (3072, 768), (528, 16)])
+def test_on_a_gpu(inputs, outputs, spike):
+    if not eight_bits.has_eight_bits(torch.device("cuda", 0)):
+        pytest.skip("multiplies no 8-bit numbers")
+    rounded = [x.bfloat16() for x in layer(inputs, outputs, (7, 31), "cuda", spike)]
+    exact = linear.spread(*(x.double() for x in rounded))
+    mean, var, second, noise, bias = rounded
+    packed = eight_bits.pack(second, noise)
+    for tensors in ((mean, var), (mean.mT.contiguous().mT, var)):
+        assert close(eight_bits._launch(*tensors, *packed, bias), exact)
+    assert close(eight_bits._launch(mean[:1, :1], var[:1, :1], *packed, bias), exact[:1, :1])
+    zero = eight_bits._launch(0 * mean, 0 * var, *packed, None)
+    assert (zero == 0).all()
+    alone = eight_bits._launch(mean, var, *packed, None)
+    assert close(alone, exact - bias.double())
