@@ -60,7 +60,7 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch):
     monkeypatch.setattr(eight_bits, "_launch", eight_bits.reference)
     torch.manual_seed(0)
     wide = torch.nn.Sequential(
-        torch.nn.Linear(40, 160), torch.nn.ReLU(), torch.nn.Linear(160, 48), torch.nn.Linear(48, 7)
+        torch.nn.Linear(40, 512), torch.nn.ReLU(), torch.nn.Linear(512, 48), torch.nn.Linear(48, 7)
     )
     model, x = wide.bfloat16().eval(), torch.randn(9, 40, dtype=torch.bfloat16)
     posterior = vp.Posterior.isotropic(model, std=0.05)
