@@ -21,9 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.continued import RATES, collect
+from experiments.data.labelled import Labelled
 from experiments.loading import PreparedBatches
 from experiments.pipeline import Pipeline
+from experiments.side_by_side import each_of
 from varprop import links
+from varprop.batch import read as read_batches
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import calibrate
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
@@ -53,6 +57,8 @@ class Study:
     seeds: Sequence[int]
     out: Path
     until: float = math.inf  # by ``time.monotonic()``: what has not begun by then is left out
+    only: Sequence[str] | None = None  # of the methods
+    batch: int = 250
 
     def run(self) -> None:
         """In the order of importance; what is in the file already is not done again."""
@@ -61,13 +67,11 @@ class Study:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(self.adam.mean[name])
         splits = self.pipeline.splits(self.seed)
-        device, prepare = self.pipeline.device, self.pipeline.experiment.prepare
-        self.held_out, self.test = (
-            PreparedBatches(part.to(device), prepare, 250, device) for part in (splits.held_out, splits.test)
-        )
+        self.held_out, self.test = (self._prepared(part, self.batch) for part in (splits.held_out, splits.test))
         self.flat = Posterior.isotropic(self.model)
         for name, method in self._methods():
-            if name not in self._done() and time.monotonic() < self.until:
+            asked = self.only is None or name in self.only
+            if asked and name not in self._done() and time.monotonic() < self.until:
                 started = time.monotonic()
                 metrics, notes = method()
                 row = {"row": self.pipeline.experiment.name, "seed": self.seed, "method": name, **notes}
@@ -81,41 +85,50 @@ class Study:
 
     def _methods(self) -> Iterator[tuple[str, Callable[[], Found]]]:
         yield "mean", lambda: (self._score(MeanNetwork(self.model)), {})
-        yield "temperature", lambda: self._tempered(list(self.held_out))
+        yield "temperature", self._tempered
         yield "cvp-adam", lambda: self._described(self.fitted)
         yield "cvp-adam-bfloat16", self._rounded
-        yield "cvp-isotropic", lambda: self._propagated(self.flat, list(self.held_out))
+        yield "cvp-isotropic", lambda: self._propagated(self.flat)
         yield f"ensemble-{TEAM}", self._ensemble
         for count in HELD_OUT:
-            yield f"temperature@{count}", functools.partial(self._tempered, self._some(count))
-            yield f"cvp-isotropic@{count}", functools.partial(self._propagated, self.flat, self._some(count))
+            yield f"temperature@{count}", functools.partial(self._tempered, count)
+            yield f"cvp-isotropic@{count}", functools.partial(self._propagated, self.flat, count)
         yield "mc-adam", lambda: self._sampled(self.adam)
-        yield "factored-adam", lambda: self._propagated(self.adam, list(self.held_out), rules=FACTORED)
-        yield "last-layer", lambda: self._propagated(self.flat.restrict("head"), list(self.held_out))
+        yield "factored-adam", lambda: self._propagated(self.adam, rules=FACTORED)
+        yield "last-layer", lambda: self._propagated(self._last_layer)
         yield "laplace", lambda: self._sampled(Posterior.from_fisher(self.model, self.held_out))
+        yield "swag", self._swag
         yield "mc-isotropic", lambda: self._sampled(self.flat)
-        yield "cvp-adam-paper", lambda: self._propagated(self.adam, list(self.held_out), procedure=FixedEpochs())
+        yield "cvp-adam-paper", lambda: self._propagated(self.adam, procedure=FixedEpochs())
 
-    def _some(self, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Other examples for every seed."""
-        x, y = (torch.cat(parts) for parts in zip(*self.held_out, strict=True))
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(self.seed))[:count]
-        return [(x[order], y[order])]
+    def _prepared(self, examples: Labelled, size: int) -> PreparedBatches:
+        device = self.pipeline.device
+        return PreparedBatches(examples.to(device), self.pipeline.experiment.prepare, size, device)
+
+    def _some(self, count: int | None) -> list[tuple[Any, Tensor]]:
+        """All that was held out, or so many of them: other ones for every seed."""
+        if count is None:
+            return list(self.held_out)
+        examples = self.pipeline.splits(self.seed).held_out
+        order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(self.seed))[:count]
+        return list(self._prepared(examples.take(order), count))
 
     def _score(self, predictor: Any) -> Mapping[str, float]:
         return evaluate(predictor, self.test, progress=False).metrics
 
-    def _tempered(self, batches: Any) -> Found:
-        fitted = TemperatureScaled(MeanNetwork(self.model)).fit(batches)
+    def _tempered(self, count: int | None = None) -> Found:
+        fitted = TemperatureScaled(MeanNetwork(self.model)).fit(self._some(count))
         return self._score(fitted), {"temperature": fitted.temperature}
 
     @functools.cached_property
     def fitted(self) -> MomentNet:
         """With variances from Adam, on all that was held out."""
-        return self._calibrated(self.adam, list(self.held_out))
+        return self._calibrated(self.adam)
 
-    def _calibrated(self, posterior: Posterior, batches: Any, rules: RuleSet = CVP, **options: Any) -> MomentNet:
-        return calibrate(propagate(self.model, posterior, rules), batches, progress=False, **options)
+    def _calibrated(
+        self, posterior: Posterior, count: int | None = None, rules: RuleSet = CVP, **options: Any
+    ) -> MomentNet:
+        return calibrate(propagate(self.model, posterior, rules), self._some(count), progress=False, **options)
 
     def _described(self, net: MomentNet) -> Found:
         found = vars(net.calibration) if net.calibration else {}
@@ -127,21 +140,39 @@ class Study:
     def _rounded(self) -> Found:
         """Fitted in float32, run in bfloat16."""
         predictor = Propagated(copy.deepcopy(self.fitted).to(torch.bfloat16))
-        answers = ((predictor(x.to(torch.bfloat16)), y) for x, y in self.test)
-        return evaluate_answers(answers, progress=False).metrics, {}
+        inputs = ((each_of(x, lambda t: t.bfloat16() if t.is_floating_point() else t), y) for x, y in self.test)
+        return evaluate(predictor, inputs, progress=False).metrics, {}
+
+    @property
+    def _last_layer(self) -> Posterior:
+        *_, last = self.flat
+        return self.flat.restrict(last.rpartition(".")[0])
+
+    def _swag(self) -> Found:
+        """With the rate of SGD, of two, that is the better on what was held out."""
+        tuned = {rate: self._tuned(collect(self.pipeline, self.model, self.seed, rate)) for rate in RATES}
+        rate = min(tuned, key=lambda rate: tuned[rate][0])
+        _, width, posterior = tuned[rate]
+        return self._score(self._sampler(posterior, USED)), {"width": width, "rate": rate}
 
     def _sampled(self, posterior: Posterior) -> Found:
+        _, width, posterior = self._tuned(posterior)
+        return self._score(self._sampler(posterior, USED)), {"width": width}
+
+    def _tuned(self, posterior: Posterior) -> tuple[float, float, Posterior]:
+        """Of the width with the least held-out loss: that loss, the width, and the posterior."""
         size = sum(float(pair.mean.square().sum()) for pair in posterior.values())
         noise = sum(float(pair.var.sum()) for pair in posterior.values())
+        wide = {width: posterior.scaled(width**2 * size / noise) for width in WIDTHS}
+        losses = {
+            width: evaluate(self._sampler(each, TRIED), self.held_out, progress=False).metrics["nll"]
+            for width, each in wide.items()
+        }
+        best = min(losses, key=lambda width: losses[width])
+        return losses[best], best, wide[best]
 
-        def sampler(width: float, samples: int) -> MonteCarlo:
-            return MonteCarlo(self.model, posterior.scaled(width**2 * size / noise), samples, seed=self.seed)
-
-        def loss(width: float) -> float:
-            return evaluate(sampler(width, TRIED), self.held_out, progress=False).metrics["nll"]
-
-        width = min(WIDTHS, key=loss)
-        return self._score(sampler(width, USED)), {"width": width}
+    def _sampler(self, posterior: Posterior, samples: int) -> MonteCarlo:
+        return MonteCarlo(self.model, posterior, samples, seed=self.seed)
 
     def _ensemble(self) -> Found:
         """Of this network and the next ones, with one temperature for all."""
@@ -159,8 +190,9 @@ class Study:
 
     @torch.no_grad()
     def _logits(self, models: Sequence[nn.Module], data: PreparedBatches) -> Iterator[tuple[list[Tensor], Tensor]]:
-        for x, y in data:
-            yield [model(x) for model in models], y
+        predictors = [MeanNetwork(model) for model in models]
+        for batch in read_batches(data):
+            yield [each.logits(*batch.args, **batch.kwargs).mean for each in predictors], batch.target
 
 
 def _filled(model: nn.Module, posterior: Posterior) -> nn.Module:
@@ -207,6 +239,7 @@ TITLES = {
     "mc-adam": f"{USED} samples, variances from Adam",
     "mc-isotropic": f"{USED} samples, one variance for all",
     "laplace": f"{USED} samples, diagonal Laplace",
+    "swag": f"{USED} samples, diagonal SWAG",
     "last-layer": "CVP, last layer alone",
     "cvp-adam-paper": "CVP, the paper's calibration",
 }

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from experiments.data.images import Images
 from experiments.experiment import NOWHERE, Experiment, Sources, Splits
 from experiments.faults import ExperimentError
-from experiments.layernorm import traced
 from experiments.loading import PreparedBatches
-from experiments.paper.norms import keep_norms, kept_norms
 from experiments.recipes import Recipe
 from experiments.training import SOFTMAX, Lane, lane, train
 from varprop.batch import read
@@ -182,10 +180,17 @@ class Pipeline:
             sampler = MonteCarlo(subject.model, subject.posterior, 128)
             bare = compare(subject.lifted(CVP), sampler, *args, **kwargs)
             row = replace(row, fidelity=[asdict(each) | {"calibrated": False} for each in bare])
-            normed = any(isinstance(module, nn.LayerNorm) for module in subject.model.modules())
-            if normed and not kept_norms(results, self.experiment.name):
-                keep_norms(results, self.experiment.name, [traced(predictor.net, *args, **kwargs)])
+            if any(isinstance(module, nn.LayerNorm) for module in subject.model.modules()):
+                self._compare_norms(results, predictor.net, args, kwargs)
         return row, scores
+
+    def _compare_norms(self, results: Results, net: MomentNet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Here, because of libraries that draw, which training does without.
+        from experiments.layernorm import traced
+        from experiments.paper.norms import keep_norms, kept_norms
+
+        if not kept_norms(results, self.experiment.name):
+            keep_norms(results, self.experiment.name, [traced(net, *args, **kwargs)])
 
     @torch.no_grad()
     def _sampled(

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from experiments.augment import Augment
+from experiments.data.imagenet import tiny_imagenet
 from experiments.experiment import Experiment, Sources
 from experiments.models.cnn import CNN
 from experiments.recipes import AdamWRecipe, Recipe, Schedule
 from experiments.rows.cifar10_vit import CIFAR10_VIT
 from experiments.rows.fashion_mnist import FASHION_MNIST
+from experiments.rows.scratch import splits
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
 from varprop.evaluation.methods import listed
@@ -49,7 +51,8 @@ CIFAR10_VIT_ADAMW = ordinary(
 TINY_IMAGENET_VIT_ADAMW = ordinary(
     TINY_IMAGENET_VIT,
     replace(FROM_SCRATCH, model=TINY_IMAGENET_VIT.recipe.model, augment=Augment(pad=8, flip=True)),
-    "A ViT of 1.9 million weights trained with AdamW on 31,500 images of 100 classes; 3,500 are held out.",
+    "A ViT of 1.9 million weights trained with AdamW on 30,000 images of 100 classes; 5,000 are held out.",
+    splits=splits(tiny_imagenet, held_out=5000),
 )
 SST2_MINILM_ADAMW = ordinary(
     SST2_MINILM,

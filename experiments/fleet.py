@@ -1,0 +1,105 @@
+"""Ordinary networks of a row: trained together, then studied in several processes.
+
+``python -m experiments.fleet ROW OUT --seeds 20-24 --methods "mean,temperature;cvp-adam;cvp-isotropic"``: a process
+takes the methods of one seed up to a semicolon, and each row is written when it is there. What has not ended after
+``--seconds`` is stopped, and all is if one process fails; what was trained and what is in OUT/rows.jsonl is not done
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from experiments.experiment import Sources
+from experiments.ordinary import Study
+from experiments.pipeline import Pipeline
+from experiments.rows import row_named
+from varprop.cli.references import numbers
+
+PAUSE = 0.2  # seconds between looks at the processes
+
+
+def _pipeline(asked: argparse.Namespace) -> Pipeline:
+    sources = Sources(asked.data, asked.weights)
+    seeds, device = numbers(asked.seeds), asked.device
+    pipeline = Pipeline(row_named(asked.row), seeds, asked.out, device, sources, asked.epochs, asked.limit)
+    pipeline.progress = False
+    return pipeline
+
+
+def _train(asked: argparse.Namespace) -> None:
+    pipeline = _pipeline(asked)
+    pipeline.side_by_side = len(pipeline.seeds)
+    pipeline.train(pipeline.seeds)
+
+
+def _study(asked: argparse.Namespace, seed: int, methods: Sequence[str], until: float) -> None:
+    torch.set_num_threads(asked.threads)
+    pipeline = _pipeline(asked)
+    Study(pipeline, seed, pipeline.seeds, asked.out / "rows.jsonl", until, methods).run()
+
+
+def run(asked: argparse.Namespace) -> int:
+    """How many processes failed or were stopped."""
+    until = time.monotonic() + asked.seconds
+    asked.out.mkdir(parents=True, exist_ok=True)
+    spawn = multiprocessing.get_context("spawn")
+    if stopped := watch([spawn.Process(target=_train, args=(asked,), name="training")], 1, until):
+        return stopped
+    groups = [part.split(",") for part in asked.methods.split(";")]
+    studies = [
+        spawn.Process(target=_study, args=(asked, seed, group, until), name=f"{seed}: {', '.join(group)}")
+        for group in groups
+        for seed in numbers(asked.seeds)
+    ]
+    return watch(studies, asked.workers, until)
+
+
+def watch(processes: Sequence[BaseProcess], most: int, until: float) -> int:
+    """Run them, some at a time, until all have ended, one has failed or the time is over."""
+    waiting, running, started = [*processes], list[BaseProcess](), time.monotonic()
+    while (waiting or running) and time.monotonic() < until and not any(each.exitcode for each in running):
+        for each in [each for each in running if each.exitcode == 0]:
+            running.remove(each)
+            sys.stdout.write(f"{time.monotonic() - started:6.1f} s  {each.name}\n")
+            sys.stdout.flush()
+        while waiting and len(running) < most:
+            running.append(waiting.pop(0))
+            running[-1].start()
+        time.sleep(PAUSE)
+    left = [each for each in running if each.exitcode != 0]
+    for each in left:
+        each.terminate()
+        each.join()
+    for each in (left := left + waiting):
+        sys.stdout.write(f"not finished: {each.name}\n")
+    return len(left)
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments.fleet", description=__doc__)
+    parser.add_argument("row")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", default="0-4")
+    parser.add_argument("--methods", default="mean,temperature,cvp-isotropic;cvp-adam")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--workers", type=int, default=14, help="processes at a time")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a process")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--limit", type=int)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(min(run(_asked()), 1))
