@@ -24,9 +24,10 @@ modules = [path.relative_to(source).with_suffix("") for path in sorted((source /
 names = [".".join(module.parts).removesuffix(".__init__") for module in modules]
 for name in names:
     # Commands and report need packages of extras; what starts them must say so instead of failing to import. Some
-    # integrations subclass what another package has. Tiles are Triton's own code, read where Triton is.
+    # integrations subclass what another package has; the server is an application of FastAPI. Tiles are Triton's own
+    # code, read where Triton is.
     subclasses = tuple(f"varprop.integrations.{name}" for name in ("estimators", "lightning", "trainer"))
-    extra = ("varprop.cli.", "varprop.report.", "varprop.kernels.tiles", *subclasses)
+    extra = ("varprop.cli.", "varprop.report.", "varprop.kernels.tiles", "varprop.deployment.serving", *subclasses)
     if not name.startswith(extra) or name == "varprop.cli.entry":
         importlib.import_module(name)
 held = {Path(str(file)).parts[0] for file in importlib.metadata.files("varprop") or ()}
@@ -37,8 +38,8 @@ command = subprocess.run(
 )
 assert command.returncode == 2, command
 assert "varprop[cli]" in command.stderr, command.stderr
-pages = [path.relative_to(source) for path in (source / "varprop/report/page").iterdir()]
+pages = [path.relative_to(source) for path in (source / "varprop").glob("*/page/*")]
 missing = [str(path) for path in pages if not (home.parent / path).is_file()]
-assert pages, "the report has no pages"
+assert pages, "there are no pages"
 assert not missing, f"the wheel lacks {missing}"
 print(f"varprop {installed}: {len(modules)} modules imported from {home}")

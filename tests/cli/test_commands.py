@@ -22,7 +22,7 @@ pytestmark = [
 ]
 MINE = ("--model", "mine:model", "--posterior", "p.safetensors")
 COSTS = {"mean": {"plain": 1.0, "sample": 0.5}, "CVP": {"plain": 2.5, "sample": 1.25}}
-NAMES = ["demo", "audit", "fit", "predict", "evaluate", "bench", "report", "score"]
+NAMES = ["demo", "audit", "fit", "predict", "evaluate", "bench", "report", "score", "serve"]
 
 
 def mine_model():

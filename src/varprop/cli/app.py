@@ -237,6 +237,7 @@ def report(
 
 
 app.command(epilog="Example: varprop score predictor data scores --key id")(shipping.score)
+app.command(epilog="Example: varprop serve predictor --port 8000")(shipping.serve)
 
 
 def _report(folder: Path, out: Path | None, console: Console) -> None:

@@ -12,6 +12,8 @@ from rich.console import Console
 from varprop.cli.references import device_named, model_of
 from varprop.cli.shell import Device, RecipeFile
 from varprop.deployment import scoring
+from varprop.deployment.artifact import open_artifact
+from varprop.deployment.exporting import needed
 
 Artifact = Annotated[Path, typer.Argument(help="What save_pretrained wrote, or an .onnx file that vp.export wrote.")]
 Model = Annotated[
@@ -50,3 +52,21 @@ def score(
     if found is not None:
         unread = f", {found.problems:,} of them unreadable" if found.problems else ""
         Console().print(f"{found.rows:,} rows{unread}: {out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def serve(
+    artifact: Artifact,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests answered in one pass, at most.")] = 16,
+    delay: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for more requests.")] = 5.0,
+    megabytes: Annotated[int, typer.Option(min=1, help="Of a request, at most.")] = 16,
+    model: Model = None,
+    device: Device = "auto",
+    recipe: RecipeFile = None,
+) -> None:
+    """Answer over HTTP: /predict, /health, /metrics, and a page to try it at /."""
+    serving = needed("varprop.deployment.serving", "serve")
+    settings = serving.Settings(batch_size=batch_size, delay=delay / 1000, bytes=megabytes * 2**20)
+    opened = open_artifact(artifact, model=model_of(model) if model else None, device=device_named(device))
+    serving.serve(opened, settings, host=host, port=port)

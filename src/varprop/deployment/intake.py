@@ -49,7 +49,7 @@ class Intake:
 
     @property
     def _reads_texts(self) -> bool:
-        return hasattr(self.artifact.processor, "pad")
+        return hasattr(self.artifact.processor, "convert_tokens_to_ids")  # of image processors some pad, too
 
     def read(self, example: Mapping[str, Any]) -> Example:
         """The inputs of one example; ``InputError`` says what is wrong with it."""
@@ -85,15 +85,21 @@ class Intake:
             raise InputError(f"this model does not read texts: give {' and '.join(self.columns)}")
         if not isinstance(text, str) or len(text) > self.limits.characters:
             raise InputError(f"a text is a string of at most {self.limits.characters:,} characters")
-        found = self.artifact.processor(text, truncation=True)
+        found = self._processed(text, truncation=True)
         return self._named({name: torch.tensor(value) for name, value in found.items()})
 
     def _image(self, file: Any) -> Example:
         if self.artifact.processor is None or self._reads_texts:
             raise InputError(f"this model does not read images: give {' and '.join(self.columns)}")
-        picture = open_image(file, self.limits)
-        found = self.artifact.processor(picture, return_tensors="pt")
+        found = self._processed(open_image(file, self.limits), return_tensors="pt")
         return self._named({name: value[0] for name, value in found.items()})
+
+    def _processed(self, raw: Any, **options: Any) -> Mapping[str, Any]:
+        try:
+            return self.artifact.processor(raw, **options)
+        except Exception as error:  # of any kind: an image of one pixel, a text of odd characters
+            kind = type(self.artifact.processor).__name__
+            raise InputError(f"its {kind} cannot take this example: {error}") from error
 
     def _named(self, found: Mapping[str, Tensor]) -> Example:
         """What the processor calls its only tensor is of no matter to a model that takes only one."""

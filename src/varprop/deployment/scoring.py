@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.deployment.artifact import Artifact, open_artifact
+from varprop.deployment.batching import answers, plain
 from varprop.deployment.exporting import needed, versions
 from varprop.deployment.intake import Example, Intake
 from varprop.deployment.sources import PROBLEM, Piece, Row, pieces_of
@@ -111,8 +111,7 @@ class Job:
         while batch := list(itertools.islice(rows, self.batch_size)):
             kept += [{name: row.get(name) for name in (*shard.piece.keys, *self.key)} for row in batch]
             parts.append(self._answers(batch))
-        answers = list(itertools.chain(*parts))
-        return _assembled(self.artifact, shard, kept, answers)
+        return _assembled(self.artifact, shard, kept, list(itertools.chain(*parts)))
 
     def _answers(self, rows: Sequence[Row]) -> list[Row]:
         """One for each row: what the artifact says, or the problem with the row."""
@@ -125,12 +124,8 @@ class Job:
                 places.append(place)
             except InputError as error:
                 found[place] = {"problem": str(error)}
-        for numbers, batch in self.intake.batches(examples) if examples else []:
-            answer = self.artifact.answer(batch)
-            if answer["confidence" if "confidence" in answer else "std"].ndim != (1 if "probs" in answer else 2):
-                raise InputError("scoring takes models with one answer for each row, not for each token or pixel")
-            for index, number in enumerate(numbers):
-                found[places[number]] = {name: value[index] for name, value in answer.items()}
+        for place, answer in zip(places, answers(self.intake, examples), strict=True):
+            found[place] = plain(answer, self.artifact)
         return found
 
     def _read(self, row: Row) -> Example:
@@ -305,14 +300,6 @@ def _assembled(artifact: Artifact, shard: Shard, kept: Sequence[Row], answers: S
     columns |= {name: arrow.array([row[name] for row in kept]) for name in (kept[0] if kept else ())}
     for name, kind in types.items():
         if name in artifact.outputs:
-            columns[name] = arrow.array([_plain(name, row.get(name), artifact) for row in answers], kind)
+            columns[name] = arrow.array([row.get(name) for row in answers], kind)
     columns["problem"] = arrow.array([row.get("problem") for row in answers], arrow.string())
     return arrow.table(columns)
-
-
-def _plain(name: str, value: Any, artifact: Artifact) -> Any:
-    if value is None:
-        return None
-    if name == "label" and artifact.classes:
-        return artifact.classes[int(value)]
-    return np.asarray(value).tolist()

@@ -1,0 +1,106 @@
+"""Models at their full size as files: .pt2, AOTInductor, ONNX Runtime beside the predictor they were written from.
+
+python benchmarks/exports.py vit_b_16      # one model, as a line of JSON; several: vit_b_16 resnet_50 bert_base
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+import varprop as vp
+from varprop.deployment.exporting import outputs
+
+BATCHES, LENGTH, REPEATS = (1, 8), 128, 7
+Batch = dict[str, Tensor]
+
+
+def images(count: int) -> Batch:
+    return {"pixel_values": torch.randn(count, 3, 224, 224)}
+
+
+def tokens(count: int) -> Batch:
+    ids = torch.randint(3, 1000, (count, LENGTH))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+MODELS: dict[str, tuple[str, Callable[[int], Batch]]] = {
+    "vit_b_16": ("ViTForImageClassification", images),
+    "resnet_50": ("ResNetForImageClassification", images),
+    "bert_base": ("BertForSequenceClassification", tokens),
+}
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """The median of several, after two that are not counted."""
+    taken = []
+    for _ in range(REPEATS + 2):
+        started = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[2:])
+
+
+def opened(kind: str, file: Path) -> Callable[[Batch], dict[str, Tensor]]:
+    if kind == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return lambda batch: dict(
+            zip(names, map(torch.from_numpy, session.run(names, {k: x.numpy() for k, x in batch.items()})), strict=True)
+        )
+    module = torch._inductor.aoti_load_package(str(file)) if kind == "aot" else torch.export.load(file).module()
+    return lambda batch: module(*batch.values())
+
+
+def measured(name: str) -> dict[str, Any]:
+    kind, batch = MODELS[name]
+    torch.manual_seed(0)
+    made = getattr(transformers, kind)
+    model = made(made.config_class()).eval()
+    predictor = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model, std=1e-3)))
+    # Between one pass and another there are rounding errors, which random networks do not damp.
+    batches = {count: batch(count) for count in BATCHES}
+    expected = {count: outputs(predictor(**inputs)) for count, inputs in batches.items()}
+    found: dict[str, Any] = {"model": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    with torch.no_grad():
+        found["plain_seconds"] = {count: seconds(lambda b=inputs: model(**b)) for count, inputs in batches.items()}
+        found["torch_seconds"] = {count: seconds(lambda b=inputs: predictor(**b)) for count, inputs in batches.items()}
+    for form in ("pt2", "onnx", "aot"):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / ("model.onnx" if form == "onnx" else "model.pt2")
+            started = time.perf_counter()
+            vp.export(predictor, file, aot=form == "aot", **batch(2))
+            exported, run = time.perf_counter() - started, opened(form, file)
+            with torch.no_grad():
+                differences = {
+                    key: max(float((run(batches[c])[key] - expected[c][key]).abs().max()) for c in BATCHES)
+                    for key in expected[1]
+                }
+                found[form] = {
+                    "export_seconds": round(exported, 1),
+                    "megabytes": round(sum(each.stat().st_size for each in Path(folder).iterdir()) / 1e6),
+                    "largest_difference": differences,
+                    "seconds": {count: seconds(partial(run, inputs)) for count, inputs in batches.items()},
+                }
+            print(f"{name} {form}: {found[form]}", file=sys.stderr)
+    return found
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    for name in sys.argv[1:] or MODELS:
+        print(json.dumps(measured(name)), flush=True)
