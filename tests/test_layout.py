@@ -22,6 +22,7 @@ SAFELY = {"torch.load"}
 MAY_IMPORT = {
     "errors": set(),
     "moments": set(),
+    "sharing": set(),
     "optim": {"errors"},
     "batch": {"errors", "moments"},
     "rules": {"errors", "moments"},
@@ -32,8 +33,9 @@ MAY_IMPORT = {
     "network": {"errors", "moments", "rules", "posterior", "graph"},
     "metrics": {"errors"},
     "prediction": {"errors", "moments", "batch", "metrics", "rules", "kernels", "posterior", "graph", "network"},
-    "calibration": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network", "prediction"},
-    "evaluation": {"errors", "moments", "batch", "metrics", "rules", "posterior", "graph", "network"}
+    "calibration": {"errors", "moments", "sharing", "batch", "metrics", "rules", "posterior", "graph", "network"}
+    | {"prediction"},
+    "evaluation": {"errors", "moments", "sharing", "batch", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration"},
     "deployment": {"errors", "graph", "posterior", "network", "prediction"},
     "report": {"errors", "evaluation"},

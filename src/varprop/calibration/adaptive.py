@@ -100,7 +100,7 @@ class _Fit:
         names = self.request.selected(self.net.scales)
         self.net.temperature = 1.0  # what an earlier calibration has found is found anew
         self._set(names, np.zeros(len(names)))
-        widths = search(self.wide, self.dealt, self.output, self._count)
+        widths = search(self.wide, self.dealt, self.output, self._count, self.request.group)
         found = [*self._without_scales(widths), *reversed([*self._with_scales(widths, names)])]
         chosen = choose(found)
         theta = chosen.theta
@@ -125,7 +125,7 @@ class _Fit:
         if not names or not width:
             return
         self.wide.set(widths.widths[width])
-        layers = Layers(self.net, self.output, names, self.request.cache, self._count)
+        layers = self._layers(names, self.request.cache)
         pieces, u = self.dealt.pieces, float(widths.settings[setting])
         theta = np.array([0.0] * len(names) + [u])
         for spread in SPREADS:
@@ -142,7 +142,7 @@ class _Fit:
     def _all(self, chosen: Candidate, names: Sequence[str]) -> Array:
         """θ fitted to all examples, from what was found on some of them."""
         assert chosen.theta is not None
-        layers = Layers(self.net, self.output, names, 0, self._count)
+        layers = self._layers(names, 0)
         size = self.procedure.micro_batch
 
         def evaluate(theta: Array) -> Pass:
@@ -152,7 +152,10 @@ class _Fit:
         return fit(evaluate, chosen.theta, Prior(chosen.spread, chosen.setting), np.array([], int), 2).theta
 
     def _set(self, names: Sequence[str], theta: Array) -> None:
-        Layers(self.net, self.output, names, 0, self._count).set(theta)
+        self._layers(names, 0).set(theta)
+
+    def _layers(self, names: Sequence[str], cache: int) -> Layers:
+        return Layers(self.net, self.output, names, cache, self._count, self.request.group)
 
     def _count(self, passes: float) -> None:
         self.passes += passes
@@ -185,7 +188,7 @@ class _Fit:
             _say(f"not one of {examples} held-out examples is wrong: was the model trained on them? Then give others")
         if widths.accuracy is not None and chosen.width:
             targets = [piece.batch.target.to(self.net.device) for piece in self.dealt.pieces]
-            accuracy = self.output.accuracy(forward(self.net, self.dealt), targets) or 0.0
+            accuracy = self.output.accuracy(forward(self.net, self.dealt, self.request.group), targets) or 0.0
             if widths.accuracy - accuracy > max(FALLEN, 2 * math.sqrt(0.25 / examples)):
                 _say(
                     f"accuracy falls from {widths.accuracy:.1%} to {accuracy:.1%} where the likelihood is best: "

@@ -32,6 +32,7 @@ def fit(
     scales: tuple[str, ...] = PER_LAYER,
     procedure: Procedure = ADAPTIVE,
     progress: bool = True,
+    group: Any = None,
 ) -> Propagated:
     """A calibrated predictor of a trained network: ``propagate``, ``calibrate`` and ``Propagated``.
 
@@ -39,13 +40,13 @@ def fit(
     a ``posterior`` it is isotropic; without a ``link``, the targets tell: class indices are one label of many
     (``Softmax``), zeros and ones in the shape of the outputs several labels (``Sigmoid``), other numbers a regression
     (``Gaussian``, whose noise is fitted). ``classes`` are names of the classes, by default those of ``model.config``;
-    ``processor`` (a tokenizer, an image processor) is kept for raw data and saved with the predictor; ``scales`` and
-    ``procedure`` are those of ``calibrate``.
+    ``processor`` (a tokenizer, an image processor) is kept for raw data and saved with the predictor; ``scales``,
+    ``procedure`` and ``group`` are those of ``calibrate``.
     """
     net = propagate(model, Posterior.isotropic(model) if posterior is None else posterior, rules, output=output)
     held_out = repeatable(held_out)
     if link is None:
         first = next(read(held_out)).to(net.device)
         link = link_for(net(*first.args, **first.kwargs).mean, first.target)
-    net = calibrate(net, held_out, link=link, scales=scales, procedure=procedure, progress=progress)
+    net = calibrate(net, held_out, link=link, scales=scales, procedure=procedure, progress=progress, group=group)
     return Propagated(net, link=link, classes=classes, processor=processor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from varprop.calibration.held_out import HeldOut
 from varprop.errors import CalibrationError
@@ -21,6 +21,7 @@ class Request:
     patterns: tuple[str, ...]
     cache: int
     silent: bool | None  # as tqdm's ``disable``
+    group: Any = None  # of processes that share the passes
 
     def selected(self, names: Iterable[str]) -> list[str]:
         """The scales that are fitted."""

@@ -32,6 +32,7 @@ def calibrate(
     procedure: Procedure = ADAPTIVE,
     cache: int = 1 << 30,
     progress: bool = True,
+    group: Any = None,
 ) -> MomentNet:
     """A new network, calibrated to held-out ``batches`` by their NLL; ``net.calibration`` says how it went.
 
@@ -42,6 +43,7 @@ def calibrate(
     size. ``scales`` selects which α are fitted, by patterns on their names: ``PER_LAYER``, ``OUTPUT_ONLY``, or ``()``
     for none. What no fitted α can change is computed once and kept, up to ``cache`` bytes. ``link`` must be the one
     predictions are made with; by default softmax. A label of −100 is none: such tokens and pixels are left out.
+    With a ``group`` of ``torch.distributed``, each of its processes, given the same, does its share of the passes.
     """
     _check(net)
     with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
@@ -50,7 +52,7 @@ def calibrate(
         shown = held_out.first.to(net.device)
         net.capture(*shown.args, **shown.kwargs)
         new = copy.deepcopy(net)
-        request = Request(link, tuple(scales), cache, None if progress else True)
+        request = Request(link, tuple(scales), cache, None if progress else True, group)
         return procedure.fit(new, held_out, request)
 
 

@@ -18,6 +18,7 @@ from varprop.calibration.widths import Array, Ending
 from varprop.errors import CalibrationError
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
+from varprop.sharing import shared
 
 COMMON = 2.0  # standard deviation of the prior of the common log α: the width has been found already
 SETTING = 1.0  # and of the output's setting, around the one found with the width
@@ -39,9 +40,15 @@ class Layers:
     """The losses of pieces as a function of θ: log α of the named scales, and the setting u of the output."""
 
     def __init__(
-        self, net: MomentNet, output: Ending, names: Sequence[str], cache: int, tick: Callable[[float], None]
+        self,
+        net: MomentNet,
+        output: Ending,
+        names: Sequence[str],
+        cache: int,
+        tick: Callable[[float], None],
+        group: Any = None,
     ) -> None:
-        self.net, self.output, self.names, self.room, self.tick = net, output, names, cache, tick
+        self.net, self.output, self.names, self.room, self.tick, self.group = net, output, names, cache, tick, group
         self.scales = [net.scale[scale_path(name)] for name in names]
         self.stages: dict[int, Stages] = {}
         self.kept: dict[int, tuple[Stages, tuple[Any, ...]]] = {}
@@ -49,17 +56,21 @@ class Layers:
     def run(self, pieces: Iterable[Piece], *thetas: Array, keep: bool = True, gradients: bool = True) -> Pass:
         """At one θ, or at one for each fold. What ``keep`` keeps is used again for the piece in the same place."""
         self.tick(3 if gradients else 1)
-        losses, rows = [], []
-        for number, piece in enumerate(pieces):
+
+        def one(number: int, piece: Piece) -> dict[str, Tensor]:
             u = self.set(thetas[piece.fold % len(thetas)], gradients=gradients)
             stage, prepared = (self.kept.get(number) if keep else None) or self._prepare(number, piece, keep)
             with torch.set_grad_enabled(gradients):
                 found = self.output.loss(stage.finish(prepared), piece.batch.target.to(self.net.device), u)
-            losses.append(found.detach().double().cpu().numpy())
+            row = []
             if gradients:
                 found.sum().backward()
-                rows.append([0.0 if x.grad is None else float(x.grad) for x in (*self.scales, u)])
-        return Pass(np.nan_to_num(np.concatenate(losses), nan=np.inf), np.array(rows))
+                row = [0.0 if x.grad is None else float(x.grad) for x in (*self.scales, u)]
+            return {"losses": found.detach().double().cpu(), "row": torch.tensor(row, dtype=torch.float64)}
+
+        found = shared(pieces, one, self.group)
+        losses = np.concatenate([each["losses"].numpy() for each in found])
+        return Pass(np.nan_to_num(losses, nan=np.inf), np.stack([each["row"].numpy() for each in found]))
 
     def set(self, theta: Array, *, gradients: bool = False) -> Tensor:
         """Give the scales these values; what comes after them, u, is returned."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from varprop.calibration.held_out import Dealt
+from varprop.calibration.held_out import Dealt, Piece
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
 from varprop.moments import Moments
@@ -19,6 +20,7 @@ from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import Categorical, ClassLink, Gaussian, Link
 from varprop.prediction.targets import labelled, mean_of_each, refuse_shape
 from varprop.prediction.temperature import lowest
+from varprop.sharing import shared
 
 Array = NDArray[np.float64]
 
@@ -140,14 +142,14 @@ class Widths:
         return width, int(self.losses[width].mean(-1).argmin())
 
 
-def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], None]) -> Widths:
+def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], None], group: Any = None) -> Widths:
     """Run the network once for each width."""
     targets = [piece.batch.target.to(wide.net.device) for piece in dealt.pieces]
 
     def run(width: float) -> list[Moments]:
         wide.set(width)
         tick(1)
-        return forward(wide.net, dealt)
+        return forward(wide.net, dealt, group)
 
     plain = run(0.0)
     if not all(bool(logits.mean.isfinite().all()) for logits in plain):
@@ -179,12 +181,13 @@ def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], Non
 
 
 @torch.no_grad()
-def forward(net: MomentNet, dealt: Dealt) -> list[Moments]:
-    found = []
-    for piece in dealt.pieces:
+def forward(net: MomentNet, dealt: Dealt, group: Any = None) -> list[Moments]:
+    def one(_: int, piece: Piece) -> dict[str, Tensor]:
         batch = piece.batch.to(net.device)
-        found.append(net(*batch.args, **batch.kwargs))
-    return found
+        return net(*batch.args, **batch.kwargs)._asdict()
+
+    found = shared(dealt.pieces, one, group)
+    return [Moments(each["mean"].to(net.device), each["var"].to(net.device)) for each in found]
 
 
 def _splined(grid: Array, values: Array, at: Array) -> Array:

@@ -25,30 +25,34 @@ from varprop.network.moment_net import MomentNet
 from varprop.prediction.inferred import link_for
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import MeanNetwork, Predictor, Propagated, answers
+from varprop.prediction.predictors import UNLABELLED, MeanNetwork, Predictor, Propagated, answer
 from varprop.prediction.selective import Decision
 from varprop.prediction.targets import refuse_shape
+from varprop.sharing import shared
 
 LEVEL = 0.95
 """Of the intervals that are judged."""
 
 
-def evaluate(predictor: Any, batches: Any, *, held_out: Any = None, progress: bool = True) -> Any:
+def evaluate(predictor: Any, batches: Any, *, held_out: Any = None, progress: bool = True, group: Any = None) -> Any:
     """Run a predictor over ``batches`` and compute every metric. Thresholds are chosen on ``held_out`` data only.
 
     Returns an ``Evaluation``; of a regression, a ``RegressionEvaluation``. A plain model is taken as ``MeanNetwork``,
     with the link that the targets suggest. Of several predictors, in a list or a dict, comes an ``Evaluations``;
-    ``held_out`` is what the same call has returned for held-out data.
+    ``held_out`` is what the same call has returned for held-out data. With a ``group`` of ``torch.distributed``, each
+    of its processes, given the same, predicts for its share of the batches, and has all metrics of all.
     """
     if isinstance(predictor, Predictor):
-        return evaluate_answers(answers(predictor, batches), held_out=held_out, progress=progress)
+        with _bar(progress) as bar:
+            parts = shared(read(batches), lambda _, batch: _of_each(*answer(predictor, batch), bar), group)
+        return _evaluation(parts, held_out)
     batches = repeatable(batches)
     if not isinstance(predictor, Mapping | list | tuple):
-        return evaluate(mean_network(predictor, batches), batches, held_out=held_out, progress=progress)
+        return evaluate(mean_network(predictor, batches), batches, held_out=held_out, progress=progress, group=group)
     several = predictor if isinstance(predictor, Mapping) else named(predictor)
     return Evaluations(
         {
-            name: evaluate(each, batches, held_out=held_out[name] if held_out else None, progress=progress)
+            name: evaluate(each, batches, held_out=held_out[name] if held_out else None, progress=progress, group=group)
             for name, each in several.items()
         }
     )
@@ -61,14 +65,28 @@ def evaluate_answers(
     progress: bool = True,
 ) -> Any:
     """The same for predictions that are there already, each with its targets."""
-    parts: dict[str, list[Tensor]] = {}
-    with tqdm(desc="evaluate", unit=" examples", disable=None if progress else True, leave=False) as bar:
-        for answer, target in pairs:
-            of_each = _of_output if isinstance(answer, Regression) else scores_of_each
-            for name, value in of_each(answer, target).items():
-                parts.setdefault(name, []).append(value.cpu())
-            bar.update(len(target))
-    found = {name: torch.cat(values) for name, values in parts.items()}
+    with _bar(progress) as bar:
+        parts = [_of_each(prediction, target, bar) for prediction, target in pairs]
+    return _evaluation(parts, held_out)
+
+
+def _bar(progress: bool) -> Any:
+    return tqdm(desc="evaluate", unit=" examples", disable=None if progress else True, leave=False)
+
+
+def _of_each(prediction: Any, target: Tensor, bar: Any) -> dict[str, Tensor]:
+    bar.update(len(target))
+    if not len(target):
+        return {}
+    of_each = _of_output if isinstance(prediction, Regression) else scores_of_each
+    return {name: value.cpu() for name, value in of_each(prediction, target).items()}
+
+
+def _evaluation(parts: Iterable[dict[str, Tensor]], held_out: Evaluation | RegressionEvaluation | None) -> Any:
+    some = [part for part in parts if part]
+    if not some:
+        raise InputError(UNLABELLED)
+    found = {name: torch.cat([part[name] for part in some]) for name in some[0]}
     if "std" in found:
         return RegressionEvaluation(found)
     if not isinstance(held_out, Evaluation | None):

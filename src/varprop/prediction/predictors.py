@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.batch import SIZE, count, read, read_inputs
+from varprop.batch import SIZE, Batch, count, read, read_inputs
 from varprop.errors import InputError, NetworkFileError
 from varprop.graph.output import Output, select_output
 from varprop.graph.refusals import refuse_training
@@ -27,6 +27,8 @@ from varprop.prediction.card import write_card
 from varprop.prediction.links import ClassLink, Gaussian, Link, Softmax
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.rules import CVP
+
+UNLABELLED = "no example has a label: all are -100"
 
 
 class Predictor(ABC):
@@ -237,15 +239,19 @@ def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
     """The prediction for each batch, with its target, on the predictor's device; what has no label is left out."""
     some = False
     for batch in read(batches):
-        batch = batch.to(predictor.device)
-        prediction, target = predictor(*batch.args, **batch.kwargs), batch.target
-        if not isinstance(prediction, Regression):
-            prediction, target = prediction.labelled(target)
+        prediction, target = answer(predictor, batch)
         if len(target):
             some = True
             yield prediction, target
     if not some:
-        raise InputError("no example has a label: all are -100")
+        raise InputError(UNLABELLED)
+
+
+def answer(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
+    """The prediction for one batch, with its target, in the same way."""
+    batch = batch.to(predictor.device)
+    prediction = predictor(*batch.args, **batch.kwargs)
+    return (prediction, batch.target) if isinstance(prediction, Regression) else prediction.labelled(batch.target)
 
 
 def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:
