@@ -71,7 +71,7 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch):
     monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _: False)
     written = vp.propagate(model, posterior)(x)
     assert torch.equal(result.mean, written.mean)
-    torch.testing.assert_close(result.var, written.var, rtol=2e-2, atol=0)
+    torch.testing.assert_close(result.var, written.var, rtol=3e-2, atol=0)
 
 
 @GPU

@@ -30,7 +30,7 @@ def activation_inputs(size, terms, device="cpu", dtype=WIDE, largest=0.1):
     torch.manual_seed(0)
     mean, numbers = torch.randn(3, 5, size, device=device), largest * torch.rand(3, 5, terms, device=device)
     vectors, by = torch.rand(terms, size, device=device), torch.rand(2, 2, size, device=device)
-    return [x.to(dtype) for x in (mean, numbers, torch.tensor(0.2, device=device), vectors, *by)]
+    return [x.to(dtype) for x in (mean, numbers, torch.tensor(0.2, device=device), vectors, vectors.amax(1), *by)]
 
 
 def key(dtype):

@@ -48,7 +48,9 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
 
 
 def _is_view(node: fx.Node) -> bool:
-    return getattr(node.target, "is_view", False) and isinstance(node.args[0], fx.Node)
+    """A cast is none, though torch counts it among them."""
+    source = node.args[0] if getattr(node.target, "is_view", False) else None
+    return isinstance(source, fx.Node) and bool(source.meta["val"].dtype == node.meta["val"].dtype)
 
 
 def refold(tensors: Registries) -> None:

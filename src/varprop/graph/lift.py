@@ -127,8 +127,8 @@ class _Writing:
         if key and isinstance(x, Factored):
             as_tokens, parts = self.steps.write("tokens", products_of, x)
             if as_tokens:
-                mean, numbers, vectors = parts
-                call = self.graph.call_function(activate, (mean, numbers, scale, vectors, None, None, False, key))
+                mean, numbers, *vectors = parts
+                call = self.graph.call_function(activate, (mean, numbers, scale, *vectors, None, None, False, key))
                 return rule, self._both(call, node)
             inputs[first] = x = parts
         args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)

@@ -26,6 +26,7 @@ def reference(
     numbers: Tensor,
     log_alpha: Tensor,
     vectors: Tensor,
+    peaks: Tensor,
     by_var: Tensor | None,
     by_square: Tensor | None,
     ones: bool,
@@ -49,15 +50,16 @@ def activation(
     numbers: Tensor,
     log_alpha: Tensor,
     vectors: Tensor,
+    peaks: Tensor,
     by_var: Tensor | None,
     by_square: Tensor | None,
     ones: bool,
     key: str,
 ) -> tuple[Tensor, Tensor]:
     """The moments y of a pointwise function of x ~ N(mean, α Σ_k numbers[k] vectors[k]): μ_y and Σ_y, or in its place
-    what ``tokens.contract`` makes of them. ``key`` names the traced rule.
+    what ``tokens.contract`` makes of them. ``peaks`` are the largest entries of the vectors, ``key`` names the rule.
     """
-    return _compute(mean, numbers, log_alpha, vectors, by_var, by_square, ones, key)
+    return _compute(mean, numbers, log_alpha, vectors, peaks, by_var, by_square, ones, key)
 
 
 def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,7 @@ def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 @activation.register_fake
 def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _results(mean, *rest[2:5])
+    return _results(mean, *rest[3:6])
 
 
 recomputed(activation, reference)
@@ -90,7 +92,7 @@ def _launcher(key: str, terms: int, by_var: int, by_square: int, ones: bool) -> 
 
 
 def _launch(
-    mean: Tensor, numbers: Tensor, log_alpha: Tensor, vectors: Tensor, *rest: Any
+    mean: Tensor, numbers: Tensor, log_alpha: Tensor, vectors: Tensor, peaks: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor] | None:
     by_var, by_square, ones, key = rest
     results = _results(mean, by_var, by_square, ones)
@@ -98,6 +100,7 @@ def _launch(
     given = [mean if x is None else x.contiguous() for x in (by_var, by_square)]
     size = mean.shape[-1]
     rows = mean.numel() // size
-    arguments = mean.contiguous(), numbers.contiguous(), log_alpha, vectors.contiguous(), *given, *results, rows, size
+    inputs = mean.contiguous(), numbers.contiguous(), log_alpha, vectors.contiguous(), peaks
+    arguments = *inputs, *given, *results, rows, size
     launcher = _launcher(key, len(vectors), *counts, ones)
     return launcher.launch((-(-rows // ROWS),), arguments, results, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)

@@ -19,7 +19,7 @@ from torch import fx
 
 aten = torch.ops.aten
 
-BLOCK = 1024
+BLOCK = 512
 
 
 def _clamp(x: str, low: Any = None, high: Any = None) -> str:
@@ -120,6 +120,19 @@ def asked(body: fx.GraphModule) -> fx.GraphModule | None:
     """The conditions as a graph of its own; None if there are none."""
     found = conditions(body)
     return _copied(body, lambda copies: tuple(copies[node] for node in found)) if found else None
+
+
+def limit_of(body: fx.GraphModule) -> float | None:
+    """The variance below which every condition holds; None if there is none, or they ask for more than the variance."""
+    var, found = body.graph.find_nodes(op="placeholder")[1], conditions(body)
+
+    def compared(node: Any) -> Any:
+        while node.target in SAME or node.target is aten._to_copy.default:
+            node = node.args[0]
+        return node
+
+    limits: list[Any] = [node.args[1] for node in found if compared(node.args[0]) is var]
+    return min(limits) if found and len(limits) == len(found) else None
 
 
 def narrowed(body: fx.GraphModule) -> fx.GraphModule:
@@ -226,18 +239,22 @@ def emit_tokens(body: fx.GraphModule, terms: int, by_var: int, by_square: int, o
     sums += [f"y0 * y0 * {_vector('by_square', k)}" for k in range(by_square)]
     count = len(sums) + ones
     products = [f"t{k} * {_vector('vectors', k)}" for k in range(terms)]
-    loop = [
-        "column = start + tl.arange(0, BLOCK)[None, :]",
-        "kept = column < size",
-        "inside = live & kept",
-        "at = row * size + column",
-        "x0 = tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)",
-        f"x1 = {' + '.join(products)}",
-        *_statements(body, ["x0", "x1"], "tl.min(tl.min({}, 1), 0)"),
-        "tl.store(y0_ptr + at, y0.to(y0_ptr.dtype.element_ty), mask=inside)",
-        *(f"s{k} += {text}" for k, text in enumerate(sums)),
-        *([] if sums else ["tl.store(y1_ptr + at, y1.to(y1_ptr.dtype.element_ty), mask=inside)"]),
-    ]
+
+    def loop(statements: list[str]) -> list[str]:
+        lines = [
+            "column = start + tl.arange(0, BLOCK)[None, :]",
+            "kept = column < size",
+            "inside = live & kept",
+            "at = row * size + column",
+            "x0 = tl.load(x0_ptr + at, mask=inside, other=0.0).to(tl.float32)",
+            f"x1 = {' + '.join(products)}",
+            *statements,
+            "tl.store(y0_ptr + at, y0.to(y0_ptr.dtype.element_ty), mask=inside)",
+            *(f"s{k} += {text}" for k, text in enumerate(sums)),
+            *([] if sums else ["tl.store(y1_ptr + at, y1.to(y1_ptr.dtype.element_ty), mask=inside)"]),
+        ]
+        return ["for start in range(0, size, BLOCK):", *(f"    {line}" for line in lines)]
+
     steps = [
         "row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]",
         "live = row < rows",
@@ -247,13 +264,24 @@ def emit_tokens(body: fx.GraphModule, terms: int, by_var: int, by_square: int, o
             for k in range(terms)
         ),
         *(f"s{k} = tl.zeros([ROWS, BLOCK], tl.float32)" for k in range(len(sums))),
-        "for start in range(0, size, BLOCK):",
-        *(f"    {line}" for line in loop),
+        *_by_peaks(body, terms, loop),
         *(f"tl.store(y1_ptr + row * {count} + {k}, tl.sum(s{k}, 1)[:, None], mask=live)" for k in range(len(sums))),
         *([f"tl.store(y1_ptr + row * {count} + {count - 1}, 1.0 + tl.zeros_like(t0), mask=live)"] if ones else []),
     ]
-    names = "x0", "x1", "alpha", "vectors", "by_var", "by_square", "y0", "y1"
+    names = "x0", "x1", "alpha", "vectors", "peaks", "by_var", "by_square", "y0", "y1"
     return _kernel([f"{name}_ptr" for name in names], "rows, size, ROWS: tl.constexpr, BLOCK", steps)
+
+
+def _by_peaks(body: fx.GraphModule, terms: int, loop: Callable[[list[str]], list[str]]) -> list[str]:
+    """A loop without questions where the largest entries of the vectors tell that no variance is wide."""
+    limit, steps = limit_of(body), loop(_statements(body, ["x0", "x1"], "tl.min(tl.min({}, 1), 0)"))
+    if limit is None:
+        return steps
+    lines, results = write(narrowed(body), ["x0", "x1"], "n")
+    short = loop([*lines, *(f"y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(results))])
+    widest = " + ".join(f"t{k} * tl.load(peaks_ptr + {k}).to(tl.float32)" for k in range(terms))
+    test = f"if tl.max(tl.max({widest}, 1), 0) < {limit}:"
+    return [test, *(f"    {line}" for line in short), "else:", *(f"    {line}" for line in steps)]
 
 
 def _vector(name: str, k: int) -> str:

@@ -82,19 +82,24 @@ def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[T
     results = mean.new_empty(mean.shape), var.new_empty(mean.shape)
     mean = mean.contiguous()
     vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
-    block = at_least_16(size)
+    tokens, block = mean.numel() // size, at_least_16(size)
     with on(mean.device):
-        norm_kernel[(mean.numel() // size,)](
-            mean, var.contiguous(), log_alpha, *vectors, *results, size, eps,
+        norm_kernel[(-(-tokens // rows_for(block)),)](
+            mean, var.contiguous(), log_alpha, *vectors, *results, tokens, size, eps,
             WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var), CENTRED=centred, EXPECTED=expected,
-            BLOCK=block, num_warps=warps_for(block),
+            ROWS=rows_for(block), BLOCK=block, num_warps=warps_for(block),
         )  # fmt: skip
     return results
 
 
+def rows_for(block: int) -> int:
+    """Of a program: several share what is read of the weights."""
+    return max(1, min(4, 4096 // block))
+
+
 def warps_for(block: int) -> int:
-    """Of a program for one row."""
-    return min(16, max(1, block // 256))
+    """Of a program for so many rows."""
+    return min(16, max(1, rows_for(block) * block // 1024))
 
 
 def _kind(mean: Tensor | None, var: Tensor | None) -> int:

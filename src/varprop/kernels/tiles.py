@@ -84,40 +84,42 @@ def attention_kernel(
 
 @triton.jit
 def norm_kernel(
-    mean, var, log_alpha, weight, weight_var, bias, bias_var, out_mean, out_var, size, eps,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, EXPECTED: tl.constexpr, BLOCK: tl.constexpr,
+    mean, var, log_alpha, weight, weight_var, bias, bias_var, out_mean, out_var, rows, size, eps,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, EXPECTED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row. ``WEIGHT`` and ``BIAS``: 0 if there is none, 1 if it is certain, 2 if it is random."""
-    at = tl.arange(0, BLOCK)
-    inside = at < size
-    row = tl.program_id(0).to(tl.int64) * size
-    x = tl.load(mean + row + at, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(var + row + at, mask=inside, other=0.0).to(tl.float32)
+    """Some rows. ``WEIGHT`` and ``BIAS``: 0 if there is none, 1 if it is certain, 2 if it is random."""
+    column = tl.arange(0, BLOCK)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    kept = column < size
+    inside, at = (row < rows) & kept, row * size + column
+    x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(var + at, mask=inside, other=0.0).to(tl.float32)
     v = v * tl.exp(tl.load(log_alpha).to(tl.float32))
     if CENTRED:
-        x = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
-        average = tl.sum(v, 0) / size
+        x = tl.where(inside, x - tl.sum(x, 1)[:, None] / size, 0.0)
+        average = tl.sum(v, 1)[:, None] / size
         v = tl.where(inside, (1.0 - 2.0 / size) * v + average / size, 0.0)
     statistic = x * x
     if EXPECTED:
         statistic += v
-    factor = tl.rsqrt(tl.sum(statistic, 0) / size + eps)
+    factor = tl.rsqrt(tl.sum(statistic, 1)[:, None] / size + eps)
     y = x * factor
     w = v * factor * factor
     if WEIGHT != 0:
-        g = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(weight + column, mask=kept, other=0.0).to(tl.float32)
         if WEIGHT == 2:
-            gv = tl.load(weight_var + at, mask=inside, other=0.0).to(tl.float32)
+            gv = tl.load(weight_var + column, mask=kept, other=0.0).to(tl.float32)
             w = w * (g * g + gv) + y * y * gv
         else:
             w = w * g * g
         y = y * g
     if BIAS != 0:
-        y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(bias + column, mask=kept, other=0.0).to(tl.float32)
         if BIAS == 2:
-            w += tl.load(bias_var + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_mean + row + at, y.to(out_mean.dtype.element_ty), mask=inside)
-    tl.store(out_var + row + at, w.to(out_var.dtype.element_ty), mask=inside)
+            w += tl.load(bias_var + column, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out_mean + at, y.to(out_mean.dtype.element_ty), mask=inside)
+    tl.store(out_var + at, w.to(out_var.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -161,66 +163,69 @@ def contract_kernel(
 @triton.jit
 def token_norm_kernel(
     mean, numbers, sums, weight, weight_var, bias, by_numbers, by_square, out_mean, out_numbers,
-    size, terms, stride, step, eps,
+    rows, size, terms, stride, step, eps,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, ONES: tl.constexpr, CENTRED: tl.constexpr, TERMS: tl.constexpr,
-    OTHER: tl.constexpr, SQUARE: tl.constexpr, MORE: tl.constexpr, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, SQUARE: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of ``rows.norm_kernel`` whose variance is factored: its numbers have the square of the row's scale.
+    """Some rows of ``norm_kernel`` whose variance is factored: their numbers have the square of a row's scale.
 
     With ``OTHER`` or ``SQUARE``, these many sums over numbers and squares of the mean leave in place of the numbers.
     """
-    at, k = tl.arange(0, BLOCK), tl.arange(0, TERMS)
-    inside, held = at < size, k < terms
-    token = tl.program_id(0).to(tl.int64)
-    x = tl.load(mean + token * size + at, mask=inside, other=0.0).to(tl.float32)
-    c = tl.load(numbers + token * stride + k * step, mask=held, other=0.0).to(tl.float32)
+    column, k = tl.arange(0, BLOCK)[None, :], tl.arange(0, TERMS)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    live, kept, held = row < rows, column < size, k < terms
+    inside, at = live & kept, row * size + column
+    x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(numbers + row * stride + k * step, mask=live & held, other=0.0).to(tl.float32)
     s = tl.load(sums + k, mask=held, other=0.0).to(tl.float32)
     if CENTRED:
-        x = tl.where(inside, x - tl.sum(x, 0) / size, 0.0)
-    factor = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(c * s, 0)) / size + eps)
+        x = tl.where(inside, x - tl.sum(x, 1)[:, None] / size, 0.0)
+    factor = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(c * s, 1))[:, None] / size + eps)
     y = x * factor
     c = c * factor * factor
     count = terms
     if WEIGHT == 2:
-        gv = tl.load(weight_var + at, mask=inside, other=0.0).to(tl.float32)
-        c = tl.where(k == count, tl.sum(y * y * gv, 0), c)
+        gv = tl.load(weight_var + column, mask=kept, other=0.0).to(tl.float32)
+        c = tl.where(k == count, tl.sum(y * y * gv, 1)[:, None], c)
         count += 1
     if ONES:
         c = tl.where(k == count, 1.0, c)
         count += 1
     if WEIGHT != 0:
-        y = y * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+        y = y * tl.load(weight + column, mask=kept, other=0.0).to(tl.float32)
     if BIAS:
-        y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(bias + column, mask=kept, other=0.0).to(tl.float32)
     result = y.to(out_mean.dtype.element_ty)
-    tl.store(out_mean + token * size + at, result, mask=inside)
+    tl.store(out_mean + at, result, mask=inside)
     if OTHER + SQUARE == 0:
-        tl.store(out_numbers + token * count + k, c, mask=k < count)
-    out = out_numbers + token * (OTHER + SQUARE + MORE)
+        tl.store(out_numbers + row * count + k, c, mask=live & (k < count))
+    out = out_numbers + row * (OTHER + SQUARE + MORE)
     for j in tl.static_range(OTHER):
         by = tl.load(by_numbers + j * count + k, mask=k < count, other=0.0).to(tl.float32)
-        tl.store(out + j, tl.sum(c * by, 0))
+        tl.store(out + j, tl.sum(c * by, 1)[:, None], mask=live)
     square = tl.where(inside, result.to(tl.float32) * result.to(tl.float32), 0.0)
     for j in tl.static_range(SQUARE):
-        by = tl.load(by_square + j * size + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + OTHER + j, tl.sum(square * by, 0))
+        by = tl.load(by_square + j * size + column, mask=kept, other=0.0).to(tl.float32)
+        tl.store(out + OTHER + j, tl.sum(square * by, 1)[:, None], mask=live)
     if MORE:
-        tl.store(out + OTHER + SQUARE, 1.0)
+        tl.store(out + OTHER + SQUARE, tl.full([ROWS, 1], 1.0, tl.float32), mask=live)
 
 
 @triton.jit
 def quantize_kernel(
-    mean, var, columns, out, scales, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
+    mean, var, columns, out, scales, rows, size, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row of [Σ, μ²] ⊙ columns, as 8-bit numbers times a scale."""
-    at = tl.arange(0, BLOCK)
-    inside = at < size
-    token = tl.program_id(0).to(tl.int64)
-    x = tl.load(mean + token * size + at, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(var + token * size + at, mask=inside, other=0.0).to(tl.float32)
-    v = v * tl.load(columns + at, mask=inside, other=0.0)
-    w = x * x * tl.load(columns + size + at, mask=inside, other=0.0)
-    scale = tl.maximum(tl.max(tl.maximum(v, w), 0) / LARGEST, 1e-30)
-    tl.store(scales + token, scale)
-    tl.store(out + 2 * token * size + at, (v / scale).to(out.dtype.element_ty), mask=inside)
-    tl.store(out + (2 * token + 1) * size + at, (w / scale).to(out.dtype.element_ty), mask=inside)
+    """Some rows of [Σ, μ²] ⊙ columns, as 8-bit numbers times a scale for each."""
+    column = tl.arange(0, BLOCK)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    kept = column < size
+    inside, at = (row < rows) & kept, row * size + column
+    x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(var + at, mask=inside, other=0.0).to(tl.float32)
+    v = v * tl.load(columns + column, mask=kept, other=0.0)
+    w = x * x * tl.load(columns + size + column, mask=kept, other=0.0)
+    scale = tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None] / LARGEST, 1e-30)
+    tl.store(scales + row, scale, mask=row < rows)
+    small = 1.0 / scale
+    tl.store(out + at + row * size, (v * small).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at + (row + 1) * size, (w * small).to(out.dtype.element_ty), mask=inside)

@@ -60,6 +60,6 @@ def tokens_of(x: Factored) -> tuple[Tensor, Tensor] | None:
 
 
 def products_of(x: Factored) -> tuple[bool, Any]:
-    """Mean, numbers and vectors; or, and False, the moments multiplied out."""
+    """Mean, numbers, vectors and their largest entries; or, and False, the moments multiplied out."""
     found = tokens_of(x)
-    return (False, multiplied_out(x)) if found is None else (True, (x.mean, *found))
+    return (False, multiplied_out(x)) if found is None else (True, (x.mean, *found, found[1].amax(1)))
