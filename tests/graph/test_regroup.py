@@ -330,3 +330,20 @@ def test_other_convolutions_stay(options):
     net = vp.propagate(model, vp.Posterior.isotropic(model, std=0.1))
     assert net(x).var.shape == model(x).shape
     assert torch.ops.aten.conv2d.default in [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
+
+
+def test_a_reshape_that_needs_the_copy_before_it():
+    """Patches cut out by unfold are no view of the image: reshape copies, and what it copies has other strides."""
+
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(12, 5)
+
+        def forward(self, images):
+            cut = images.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5)
+            return self.linear(cut.flatten(3).flatten(1, 2))
+
+    model, x = Patches().eval(), torch.randn(3, 3, 4, 4)
+    net = vp.propagate(model, vp.Posterior.isotropic(model))
+    assert torch.allclose(net(x).mean, model(x), atol=1e-6)

@@ -16,6 +16,7 @@ aten = torch.ops.aten
 
 SUMS: dict[Any, int] = {activate: 5, normalized: 9}
 """Steps that sum their results up if asked to, and where among their arguments these questions are."""
+VIEWS = {aten.view.default, aten._unsafe_view.default}
 COPIES = {aten.clone.default, aten.alias.default, aten.detach.default}
 
 
@@ -23,7 +24,7 @@ def tidy(graph: fx.Graph) -> None:
     """Rewrite a graph of pure ops in place."""
     for node in list(graph.nodes):
         source = node.args[0] if node.args else None
-        if node.target is aten.view.default:
+        if node.target in VIEWS:
             node.target = aten.reshape.default  # it may have relied on the strides of a copy
         elif node.target in COPIES and not set(node.kwargs) - {"memory_format"} and _is_computed(source):
             node.replace_all_uses_with(source)
