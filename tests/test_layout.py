@@ -37,7 +37,7 @@ MAY_IMPORT = {
     | {"prediction"},
     "evaluation": {"errors", "moments", "sharing", "batch", "metrics", "rules", "posterior", "graph", "network"}
     | {"prediction", "calibration"},
-    "deployment": {"errors", "graph", "posterior", "network", "prediction"},
+    "deployment": {"errors", "moments", "graph", "posterior", "network", "prediction"},
     "report": {"errors", "evaluation"},
     "integrations": {"errors", "posterior", "network", "prediction", "calibration", "evaluation", "report"},
     "cli": {

@@ -6,6 +6,7 @@ from varprop.calibration.fitting import fit
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.deployment.exporting import export
+from varprop.deployment.generating import Generation, Stepper, generate
 from varprop.deployment.scoring import score
 from varprop.evaluation.evaluate import evaluate
 from varprop.evaluation.evaluated import Evaluation, Evaluations, RegressionEvaluation
@@ -49,6 +50,7 @@ __all__ = [
     "Evaluation",
     "Evaluations",
     "FixedEpochs",
+    "Generation",
     "MeanNetwork",
     "Method",
     "MomentNet",
@@ -64,6 +66,7 @@ __all__ = [
     "Rule",
     "RuleSet",
     "Selective",
+    "Stepper",
     "TemperatureScaled",
     "Trace",
     "ablate",
@@ -75,6 +78,7 @@ __all__ = [
     "export",
     "factored",
     "fit",
+    "generate",
     "links",
     "load",
     "metrics",

@@ -11,6 +11,7 @@ from varprop.deployment.artifact import open_artifact
 from varprop.deployment.batching import answers, plain
 from varprop.deployment.intake import Intake, Limits
 from varprop.errors import InputError, NetworkFileError
+from varprop.prediction import stored
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -59,7 +60,7 @@ def assert_reads_texts(place, expected):
             intake.read({"text": wrong})
 
 
-@pytest.mark.second
+@pytest.mark.slow
 def test_texts(texts):
     folder, predictor, _ = texts
     assert_reads_texts(folder / "saved", predictor.predict(WORDS, progress=False))
@@ -72,16 +73,12 @@ def test_texts_with_a_file(texts):
     assert_reads_texts(folder / "model.onnx", predictor.predict(WORDS, progress=False))
 
 
-@pytest.mark.second
-def test_a_processor_that_is_none_of_transformers_is_not_looked_for(texts, tmp_path):
-    """A file cannot name code to import."""
-    folder, _, _ = texts
-    config = json.loads((folder / "saved" / "config.json").read_text())
-    (tmp_path / "model.safetensors").write_bytes((folder / "saved" / "model.safetensors").read_bytes())
-    for name in ("os.system", "AutoConfig", "../evil", "PreTrainedModel"):
-        (tmp_path / "config.json").write_text(json.dumps(config | {"processor": name}))
-        with pytest.raises(NetworkFileError, match="no processor"):
-            open_artifact(tmp_path)
+@pytest.mark.parametrize("name", ["os.system", "AutoConfig", "../evil", "PreTrainedModel"])
+def test_a_file_cannot_name_code_to_import(tmp_path, name):
+    config = {"format": "varprop.network", "version": 1, "link": stored.describe(vp.links.Softmax()), "processor": name}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(NetworkFileError, match="no processor"):
+        open_artifact(tmp_path)
 
 
 @pytest.mark.slow
