@@ -18,7 +18,10 @@ from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.daquar_fusion import DAQUAR_MULTIWAY, DAQUAR_SINGLE_STREAM
 from experiments.rows.fashion_mnist import FASHION_MNIST
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
-from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
+from experiments.rows.imagenet_sample_resnet50 import (
+    IMAGENET_SAMPLE_RESNET50,
+    IMAGENET_SAMPLE_RESNET50_ISOTROPIC,
+)
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
 from experiments.rows.small_images import DIGITS_CNN, DIGITS_CNN_ADAMW, GARMENTS_CNN, GARMENTS_CNN_ADAMW
@@ -53,6 +56,7 @@ ROWS: Mapping[str, Experiment] = MappingProxyType(
             FASHION_MNIST_CNN_ADAMW,
             GARMENTS_CNN_ADAMW,
             DIGITS_CNN_ADAMW,
+            IMAGENET_SAMPLE_RESNET50_ISOTROPIC,
         )
     }
 )

@@ -1,4 +1,8 @@
-"""1,000 images of ImageNet with Keras's ResNet-50 and a Laplace posterior: stands in for ImageNet with IVON."""
+"""1,000 images of ImageNet with Keras's ResNet-50.
+
+With a Laplace posterior it stands in for ImageNet with IVON; with one variance for all weights it is what anybody has
+who downloads a network.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE
 from experiments.recipes import Recipe
 from experiments.rows.pretrained import NO_TRAINING, weights_of
-from varprop.evaluation.methods import named
+from varprop.evaluation.methods import listed, named
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import device_of
 
@@ -82,4 +86,25 @@ IMAGENET_SAMPLE_RESNET50 = Experiment(
     posterior=posterior,
     methods=(*METHODS, named("cvp-temperature")),  # this network is underconfident
     candidates=CANDIDATES,
+)
+
+
+def drawn(sources: Sources, seed: int) -> Splits:
+    """300 images to calibrate on and 700 to test, others for every seed; nothing is trained."""
+    others, held_out = hold_out(_images(sources.data), 300, seed)
+    return Splits(others, held_out, others)
+
+
+IMAGENET_SAMPLE_RESNET50_ISOTROPIC = replace(
+    IMAGENET_SAMPLE_RESNET50,
+    name=f"{NAME}-isotropic",
+    title="ImageNet sample (ResNet-50, isotropic)",
+    about="Keras's ResNet-50 with one variance for all weights; of 1,000 easier validation images 300 are held out.",
+    paper=None,
+    stand_in=False,
+    splits=drawn,
+    recipe=NO_TRAINING,
+    posterior=lambda model, *_: Posterior.isotropic(model),
+    methods=tuple(listed("mean,temperature,cvp")),
+    candidates={},
 )

@@ -91,6 +91,21 @@ def test_where_variance_does_not_help_it_is_left_out():
     assert choose([Candidate("plain", temperature.losses - 0.1), temperature, width]).name == "plain"
 
 
+def test_examples_that_happen_to_be_right_do_not_call_for_any_confidence():
+    """Without a prior the best temperature is the lowest that is tried, 0.01."""
+    net, x = small(), X[:30]
+    assert calibrate(net, [(x, net(x).mean.argmax(-1))]).temperature > 0.05
+
+
+def test_scales_are_as_free_as_there_are_examples_for_them():
+    y = labels()
+    names = {count: set(calibrate(small(), [(X[:count], y[:count])]).calibration.nll) for count in (20, 60)}
+    assert len(small().scales) == 3
+    assert not any(name.startswith("scales") for name in names[20] - {"scales ±0.3"})
+    assert "scales ±1" in names[60]
+    assert "scales ±3" not in names[60]
+
+
 def test_no_variance_is_the_plain_network():
     net = small()
     Wide(net).set(0.0)

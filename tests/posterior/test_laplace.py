@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, TensorDataset
@@ -258,3 +259,36 @@ def test_the_last_layer_agrees_with_the_librarys_closed_form():
     predicted = vp.propagate(model, Posterior.from_laplace(model, la))(inputs())
     torch.testing.assert_close(predicted.mean, mean)
     torch.testing.assert_close(predicted.var, covariance.diagonal(dim1=1, dim2=2))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:By default `link_approx` is `probit`")  # laplace-torch, in optimize_prior_precision
+def test_the_documented_recipe_does_not_break_a_network():
+    """Propagated as it comes the posterior is far too wide; fitted to held-out data the network is no worse."""
+    laplace = pytest.importorskip("laplace")
+    images = load_digits()
+    x, y = torch.tensor(images.images).float().unsqueeze(1) / 8 - 1, torch.tensor(images.target)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).split((900, 400, 497))
+    train, held_out, test = ((x[rows], y[rows]) for rows in order)
+    torch.manual_seed(0)
+    features = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()
+    model = nn.Sequential(*features, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(15):
+        for rows in torch.randperm(len(train[1])).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(train[0][rows]), train[1][rows]).backward()
+            optimizer.step()
+    la = laplace.Laplace(model.eval(), "classification", subset_of_weights="all", hessian_structure="diag")
+    la.fit(DataLoader(TensorDataset(*train), batch_size=100))
+    la.optimize_prior_precision(method="marglik")
+    posterior = Posterior.from_laplace(model, la)
+    predictors = {
+        "tempered": vp.TemperatureScaled(vp.MeanNetwork(model)).fit([held_out]),
+        "bare": vp.Propagated(vp.propagate(model, posterior)),
+        "fitted": vp.fit(model, [held_out], posterior, progress=False),
+    }
+    found = {name: vp.evaluate(each, [test], progress=False).metrics for name, each in predictors.items()}
+    assert found["bare"]["accuracy"] < found["tempered"]["accuracy"] - 0.1  # or there was nothing to break
+    assert found["fitted"]["accuracy"] > found["tempered"]["accuracy"] - 0.01
+    assert found["fitted"]["nll"] < found["tempered"]["nll"] + 0.01

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from varprop.calibration.held_out import Piece
 from varprop.calibration.stages import Stages, size_of, stages
-from varprop.calibration.widths import Array, Ending
+from varprop.calibration.widths import SHIFTED, Array, Ending
 from varprop.errors import CalibrationError
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
 from varprop.sharing import shared
 
 COMMON = 2.0  # standard deviation of the prior of the common log α: the width has been found already
-SETTING = 1.0  # and of the output's setting, around the one found with the width
 FURTHEST = 1.5  # no entry of θ moves further in one step
 ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
 LATELY, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more
@@ -101,7 +100,7 @@ class Prior:
     setting: float
 
     def precision(self, size: int) -> Array:
-        result = np.eye(size) / SETTING**2
+        result = np.eye(size) / SHIFTED**2
         if scales := size - 1:
             mean = np.full((scales, scales), 1 / scales)
             result[:-1, :-1] = (np.eye(scales) - mean) / self.spread**2 + mean / scales / COMMON**2

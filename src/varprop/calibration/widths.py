@@ -29,6 +29,9 @@ WIDEST = 1.0
 FINE = (0.25, 0.125)  # steps around the best
 OFFSETS = (-1.2, -0.8, -0.4, 0.0, 0.4)  # of the output's setting, from that of the plain network
 BETWEEN = 65  # settings read off, by cubic splines
+# Standard deviations of Gaussian priors, without which a few examples that happen to be right call for any confidence:
+TEMPERED = 1.0  # of log T, around the network as it was trained,
+SHIFTED = 0.5  # and of the setting with variance around that without: variance says who is less confident, not how many
 
 
 class Ending:
@@ -69,7 +72,7 @@ class Ending:
         return np.stack(rows)
 
     def best(self, logits: list[Moments], targets: list[Tensor]) -> float:
-        """The u of least loss, of a network without variance."""
+        """The most likely u of a network without variance."""
         if isinstance(self.link, ClassLink):
             return lowest(self._mean_loss(logits, targets))[1]
         if not self.fitted:
@@ -80,13 +83,15 @@ class Ending:
         return 0.5 * math.log(max(float(squares.double().mean()), 1e-30))
 
     def _mean_loss(self, logits: list[Moments], targets: list[Tensor]) -> Callable[[float], float]:
-        """As a function of log T, without the samples that a variance would need."""
+        """As a function of log T, with its prior and without the samples that a variance would need."""
         link, pairs = self.link, [(pair.mean.double(), target) for pair, target in zip(logits, targets, strict=True)]
+        examples = sum(len(target) for target in targets)
         assert isinstance(link, ClassLink)
 
         @torch.no_grad()
         def mean(u: float) -> float:
-            return -float(torch.cat([link.log_likelihood(x / math.exp(u), y).flatten() for x, y in pairs]).mean())
+            likely = torch.cat([link.log_likelihood(x / math.exp(u), y).flatten() for x, y in pairs]).mean()
+            return 0.5 * (u / TEMPERED) ** 2 / examples - float(likely)
 
         return mean
 
@@ -117,13 +122,15 @@ class Widths:
     widths: list[float]
     settings: Array
     losses: Array
+    prior: Array  # the negative log-density of each width and setting
     plain: Array  # the losses of the network as it is, without variance and with nothing fitted
     accuracy: float | None  # and how often it is right
 
     def best(self, chosen: NDArray[np.bool_] | None = None, *, variance: bool = True) -> tuple[int, int]:
         """Where the loss of the chosen examples is least, with any variance or without."""
-        losses = self.losses[: None if variance else 1]
-        total = (losses if chosen is None else losses[..., chosen]).sum(-1)
+        rows = slice(None if variance else 1)
+        losses = self.losses[rows] if chosen is None else self.losses[rows][..., chosen]
+        total = losses.sum(-1) + self.prior[rows]
         width, setting = np.unravel_index(int(total.argmin()), total.shape)
         return int(width), int(setting)
 
@@ -137,9 +144,10 @@ class Widths:
 
     def widest(self, slack: float) -> tuple[int, int]:
         """The largest width whose loss is within ``slack`` of the least, relatively, and its best setting."""
-        totals = self.losses.mean(-1).min(-1)
-        width = int(np.flatnonzero(totals <= totals.min() + slack * abs(totals.min())).max())
-        return width, int(self.losses[width].mean(-1).argmin())
+        totals = self.losses.sum(-1) + self.prior
+        least = totals.min(-1)
+        width = int(np.flatnonzero(least <= least.min() + slack * abs(least.min())).max())
+        return width, int(totals[width].argmin())
 
 
 def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], None], group: Any = None) -> Widths:
@@ -155,14 +163,16 @@ def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], Non
     if not all(bool(logits.mean.isfinite().all()) for logits in plain):
         raise CalibrationError("the outputs of the plain network are not finite for some held-out examples")
     grid = output.best(plain, targets) + np.array(OFFSETS if output.fitted else (0.0,))
+    settings = np.linspace(grid[0], grid[-1], BETWEEN) if output.fitted else grid
     seen = {-math.inf: output.table(plain, targets, grid)}
+    prior = _Prior(output, settings, _splined(grid, seen[-math.inf], settings))
 
     def look(log: float) -> None:
         if log not in seen:
             seen[log] = output.table(run(10**log), targets, grid)
 
     def best() -> float:
-        return min(seen, key=lambda log: float(seen[log].sum(-1).min()))
+        return min(seen, key=lambda log: float((seen[log].sum(-1) + prior(10**log, grid)).min()))
 
     for log in COARSE:
         look(log)
@@ -172,12 +182,25 @@ def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], Non
         if (middle := best()) > -math.inf:
             look(middle - step)
             look(middle + step)
-    order = sorted(seen)
-    settings = np.linspace(grid[0], grid[-1], BETWEEN) if output.fitted else grid
-    losses = np.stack([_splined(grid, seen[log], settings) for log in order])
-    alone = output.table(plain, targets, np.zeros(1)) if output.tempers else losses[0]
-    alone = alone[alone.mean(-1).argmin()]
-    return Widths([10**log for log in order], settings, losses, alone, output.accuracy(plain, targets))
+    widths = [10**log for log in sorted(seen)]
+    losses = np.stack([_splined(grid, seen[log], settings) for log in sorted(seen)])
+    bare = output.table(plain, targets, np.zeros(1)) if output.tempers else losses[0]
+    bare = bare[bare.mean(-1).argmin()]
+    priors = np.stack([prior(width, settings) for width in widths])
+    return Widths(widths, settings, losses, priors, bare, output.accuracy(plain, targets))
+
+
+class _Prior:
+    """−log p(u) of settings u up to a constant: with variance, around what is best without."""
+
+    def __init__(self, output: Ending, settings: Array, losses: Array) -> None:
+        self.spread = TEMPERED if output.tempers else math.inf
+        self.alone = float(settings[(losses.sum(-1) + self(0.0, settings)).argmin()])
+
+    def __call__(self, width: float, u: Array) -> Array:
+        if not width:
+            return 0.5 * (u / self.spread) ** 2
+        return 0.5 * (self.alone / self.spread) ** 2 + 0.5 * ((u - self.alone) / SHIFTED) ** 2
 
 
 @torch.no_grad()
