@@ -228,6 +228,7 @@ COLUMNS = {
     "ece": ("ECE, %", 100, 2),
     "c@1": ("C@1 %, %", 100, 1),
 }
+LARGER = ("accuracy", "c@1")  # is better
 TITLES = {
     "mean": "mean network",
     "temperature": "temperature scaling",
@@ -246,20 +247,33 @@ TITLES = {
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: what each method has, and beside it what sets it apart from temperature scaling, paired by seed."""
+    """Markdown: what each method has, and beside it what sets it apart from temperature scaling, paired by seed.
+
+    In bold what is better by more than two standard errors, in italics what is worse by more than one.
+    """
     found = compare_paired(rows)
     lines = [["", "seeds", *(title for title, _, _ in COLUMNS.values())], ["---", *["---:"] * (1 + len(COLUMNS))]]
-    for method, metrics in found.items():
+    for method in sorted(found, key=_place):
         name, at, count = method.partition("@")
-        line = [TITLES.get(name, name) + (f", {count} held-out" if at else ""), str(metrics["nll"]["seeds"])]
-        for metric, (_, factor, digits) in COLUMNS.items():
-            entry = metrics[metric]
-            text = f"{factor * entry['mean']:.{digits}f}"
-            if "difference" in entry:
-                text += f" ({factor * entry['difference']:+.{digits}f} ± {factor * entry['error']:.{digits}f})"
-            line.append(text)
-        lines.append(line)
+        line = [TITLES.get(name, name) + (f", {count} held-out" if at else ""), str(found[method]["nll"]["seeds"])]
+        lines.append(line + [_entry(metric, found[method][metric]) for metric in COLUMNS])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _place(method: str) -> tuple[int, int]:
+    name, _, count = method.partition("@")
+    return int(count or 0), list(TITLES).index(name)
+
+
+def _entry(metric: str, entry: Mapping[str, float]) -> str:
+    _, factor, digits = COLUMNS[metric]
+    text = f"{factor * entry['mean']:.{digits}f}"
+    if "difference" not in entry:
+        return text
+    gain = entry["difference"] * (1 if metric in LARGER else -1)
+    mark = "**" if gain > 2 * entry["error"] else "*" if -gain > entry["error"] else ""
+    gap = f"{factor * entry['difference']:+.{digits}f} ± {factor * entry['error']:.{digits}f}"
+    return f"{text} ({mark}{gap}{mark})"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
