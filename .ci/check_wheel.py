@@ -26,7 +26,7 @@ for name in names:
     # Commands and report need packages of extras; what starts them must say so instead of failing to import. Some
     # integrations subclass what another package has; the server is an application of FastAPI. Tiles are Triton's own
     # code, read where Triton is.
-    subclasses = tuple(f"varprop.integrations.{name}" for name in ("estimators", "lightning", "trainer"))
+    subclasses = tuple(f"varprop.integrations.{name}" for name in ("estimators", "hub", "lightning", "trainer"))
     extra = ("varprop.cli.", "varprop.report.", "varprop.kernels.tiles", "varprop.deployment.serving", *subclasses)
     if not name.startswith(extra) or name == "varprop.cli.entry":
         importlib.import_module(name)

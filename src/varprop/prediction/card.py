@@ -13,6 +13,11 @@ CODE = """import varprop as vp
 predictor = vp.load("this folder"{given})
 prediction = predictor.predict(data)  # .to_pandas() makes a table of it
 """
+LIMITS = (
+    "Probabilities are calibrated for data like the held-out data they were fitted to; for other data, neither they "
+    "nor a guarantee are to be relied on. The uncertainty is that of the weights: an input unlike any of the training "
+    "data may still be answered with confidence."
+)
 
 
 def write_card(folder: Path, config: Mapping[str, Any], evaluation: Any = None) -> None:
@@ -45,7 +50,7 @@ def card(config: Mapping[str, Any], evaluation: Any = None) -> str:
         ]
         about = f"On {len(evaluation)} examples; 95 % intervals by the bootstrap over examples."
         parts += ["## Evaluation", about, _table(("metric", "value", "95 % interval"), rows)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, "## Limits", LIMITS]) + "\n"
 
 
 def _facts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
