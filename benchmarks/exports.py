@@ -1,6 +1,6 @@
 """Models at their full size as files: .pt2, AOTInductor, ONNX Runtime beside the predictor they were written from.
 
-python benchmarks/exports.py vit_b_16      # one model, as a line of JSON; several: vit_b_16 resnet_50 bert_base
+python benchmarks/exports.py vit_b_16 resnet_50 bert_base      # a line of JSON for each model and form
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 import varprop as vp
 from varprop.deployment.exporting import outputs
 
-BATCHES, LENGTH, REPEATS = (1, 8), 128, 5
+BATCHES, LENGTH, REPEATS = (1, 4), 64, 3
 Batch = dict[str, Tensor]
 
 
@@ -66,7 +66,8 @@ def opened(kind: str, file: Path) -> Callable[[Batch], dict[str, Tensor]]:
     return lambda batch: module(*batch.values())
 
 
-def measured(name: str) -> dict[str, Any]:
+def measured(name: str) -> Iterator[dict[str, Any]]:
+    """A line for each form of the file."""
     kind, batch = MODELS[name]
     torch.manual_seed(0)
     made = getattr(transformers, kind)
@@ -74,33 +75,34 @@ def measured(name: str) -> dict[str, Any]:
     predictor = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model, std=1e-3)))
     batches = {count: batch(count) for count in BATCHES}
     expected = {count: outputs(predictor(**inputs)) for count, inputs in batches.items()}
-    found: dict[str, Any] = {"model": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    with torch.no_grad():
-        found["plain_seconds"] = {count: seconds(lambda b=inputs: model(**b)) for count, inputs in batches.items()}
-        found["torch_seconds"] = {count: seconds(lambda b=inputs: predictor(**b)) for count, inputs in batches.items()}
     for form in ("onnx", "pt2", "aot"):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             file = Path(folder) / ("model.onnx" if form == "onnx" else "model.pt2")
             started = time.perf_counter()
             vp.export(predictor, file, aot=form == "aot", **batch(2))
             exported, run = time.perf_counter() - started, opened(form, file)
-            with torch.no_grad():
-                answers = {count: run(inputs) for count, inputs in batches.items()}
-                differences = {
+            answers = {count: run(inputs) for count, inputs in batches.items()}
+            yield {
+                "model": name,
+                "form": form,
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "export_seconds": round(exported, 1),
+                "megabytes": round(sum(each.stat().st_size for each in Path(folder).iterdir()) / 1e6),
+                "largest_difference": {
                     key: max(float((answers[c][key] - expected[c][key]).abs().max()) for c in BATCHES)
                     for key in expected[1]
-                }
-                found[form] = {
-                    "export_seconds": round(exported, 1),
-                    "megabytes": round(sum(each.stat().st_size for each in Path(folder).iterdir()) / 1e6),
-                    "largest_difference": differences,
-                    "seconds": {count: seconds(partial(run, inputs)) for count, inputs in batches.items()},
-                }
-            print(f"{name} {form}: {found[form]}", file=sys.stderr)
-    return found
+                },
+                "largest_value": {key: float(value.abs().max()) for key, value in expected[1].items()},
+                # One after the other, so that what else the machine does slows all of them.
+                "plain_seconds": {count: seconds(partial(model, **inputs)) for count, inputs in batches.items()},
+                "torch_seconds": {count: seconds(partial(predictor, **inputs)) for count, inputs in batches.items()},
+                "file_seconds": {count: seconds(partial(run, inputs)) for count, inputs in batches.items()},
+            }
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     for name in sys.argv[1:] or MODELS:
-        print(json.dumps(measured(name)), flush=True)
+        for line in measured(name):
+            print(json.dumps(line), flush=True)

@@ -213,6 +213,12 @@ def test_a_forward_that_returns_nothing():
 LINEAR = nn.Linear(4, 3)
 
 
+def sharded():
+    model = nn.Linear(4, 3)
+    model.weight.device_mesh = "as DTensors have one"
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("model", "message"),
@@ -221,6 +227,7 @@ LINEAR = nn.Linear(4, 3)
         (lambda: torch.jit.script(LINEAR), "has no Python code to capture: give the module it was made from"),
         (lambda: torch.jit.trace(LINEAR, torch.zeros(2, 4)), "has no Python code to capture"),
         (lambda: nn.Linear(4, 3, device="meta"), r"'weight' is on the meta device and holds no numbers: load the"),
+        (sharded, r"'weight' is sharded over several processes .* propagate a Linear that is not"),
         (lambda: nn.Linear, "a model is a torch.nn.Module, not the class Linear: make one of it"),
         (lambda: torch.relu, "a model is a torch.nn.Module, not a builtin_function_or_method"),
         (lambda: propagate(LINEAR), "this network is propagated already"),

@@ -30,6 +30,12 @@ def require_model(model: Any) -> None:
             raise InputError(
                 f"{path!r} is on the meta device and holds no numbers: load the weights of the {name} first"
             )
+        if hasattr(tensor, "device_mesh"):
+            raise InputError(
+                f"{path!r} is sharded over several processes (FSDP2, tensor parallelism), and rules need whole weights: "
+                f"propagate a {name} that is not, with get_model_state_dict(model, options=StateDictOptions("
+                "full_state_dict=True)) of torch.distributed.checkpoint.state_dict as its weights"
+            )
     refuse_training(model)
 
 
