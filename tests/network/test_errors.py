@@ -227,7 +227,7 @@ def sharded():
         (lambda: torch.jit.script(LINEAR), "has no Python code to capture: give the module it was made from"),
         (lambda: torch.jit.trace(LINEAR, torch.zeros(2, 4)), "has no Python code to capture"),
         (lambda: nn.Linear(4, 3, device="meta"), r"'weight' is on the meta device and holds no numbers: load the"),
-        (sharded, r"'weight' is sharded over several processes .* propagate a Linear that is not"),
+        (sharded, r"'weight' is sharded over processes .* propagate a model that is not"),
         (lambda: nn.Linear, "a model is a torch.nn.Module, not the class Linear: make one of it"),
         (lambda: torch.relu, "a model is a torch.nn.Module, not a builtin_function_or_method"),
         (lambda: propagate(LINEAR), "this network is propagated already"),
