@@ -32,7 +32,7 @@ def require_model(model: Any) -> None:
             )
         if hasattr(tensor, "device_mesh"):
             raise InputError(
-                f"{path!r} is sharded over processes (FSDP2, tensor parallelism), and rules need whole weights: propagate "
+                f"{path!r} is sharded over processes (FSDP2, tensor parallelism), rules need whole weights: propagate "
                 "a model that is not, with get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
                 "of torch.distributed.checkpoint.state_dict as its weights"
             )
