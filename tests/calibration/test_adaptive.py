@@ -219,7 +219,7 @@ def test_scales_can_be_left_out_or_selected():
 @pytest.mark.second
 @pytest.mark.second
 def test_calibrating_again_begins_anew():
-    y = torch.where(X[:300, 0] > 0, labels()[:300], 0)
+    y = torch.where(X[:300, 0] > -0.7, labels()[:300], 0)
     once = calibrate(small(), [(X[:300], y)])
     assert once.calibration.width
     assert once.temperature != 1
