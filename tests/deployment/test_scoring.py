@@ -1,5 +1,6 @@
 """Data scored in shards: every row once, in its order, whatever happens in between."""
 
+import datetime
 import errno
 import io
 import json
@@ -146,6 +147,26 @@ def test_rows_that_cannot_be_read_are_told_of(classifier, tmp_path):
     assert read(tmp_path / "each") == read(tmp_path / "out")
 
 
+def test_keys_keep_their_types(classifier, tmp_path):
+    """Also where a whole file of the scores has none of them."""
+    keys = {"id": [None, None, 3, 4], "when": [None, None, datetime.date(2020, 1, 1), None]}
+    parquet.write_table(arrow.table({"input": [[1.0, 2, 3, 4]] * 4, **keys}), tmp_path / "x.parquet")
+    score(classifier, tmp_path / "x.parquet", tmp_path / "out", key=list(keys), rows=2, progress=False)
+    found = read(tmp_path / "out")
+    assert {name: found[name].to_pylist() for name in keys} == keys
+
+
+def test_other_data_in_files_of_the_same_size(classifier, tmp_path):
+    write_rows(tmp_path / "data", 10)
+    score(classifier, tmp_path / "data", tmp_path / "out", progress=False)
+    file = tmp_path / "data" / "0.parquet"
+    table = parquet.read_table(file)
+    other = arrow.table({"id": table["id"], "input": table["input"][::-1], "other": table["other"]})
+    parquet.write_table(other, file, row_group_size=7)
+    with pytest.raises(ResultsError, match="another data"):
+        score(classifier, tmp_path / "data", tmp_path / "out", progress=False)
+
+
 def test_a_column_that_is_not_there(classifier, tmp_path):
     parquet.write_table(arrow.table({"features": [[1.0, 2, 3, 4]]}), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="no column input; it has features"):
@@ -284,6 +305,22 @@ def test_killed_at_random_moments(classifier, tmp_path):
 @pytest.mark.slow
 def test_killed_at_fifty_random_moments(classifier, tmp_path):
     survive(classifier, tmp_path, kills=50, rows=4000, seed=1)
+
+
+@pytest.mark.slow
+def test_memory_stays_the_same_over_many_rows(classifier, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    write_rows(tmp_path / "data", 100_000, group=1000)
+    used = []
+
+    def watched(job, shards):
+        for done in here(job, shards):
+            used.append(psutil.Process().memory_info().rss)
+            yield done
+
+    score(classifier, tmp_path / "data", tmp_path / "out", rows=1000, engine=watched, progress=False)
+    assert len(used) == 100
+    assert max(used[10:]) < 1.05 * used[10]
 
 
 @pytest.mark.slow

@@ -297,9 +297,16 @@ def _assembled(artifact: Artifact, shard: Shard, kept: Sequence[Row], answers: S
     types |= {"confidence": arrow.float32(), "probs": numbers}
     types |= {"prediction": numbers, "std": numbers, "abstain": arrow.bool_()}
     columns = {"row": arrow.array(range(shard.first, shard.first + len(shard)), arrow.int64())}
-    columns |= {name: arrow.array([row[name] for row in kept]) for name in (kept[0] if kept else ())}
+    known = shard.piece.types()
+    for name in kept[0]:
+        values = [row[name] for row in kept]
+        columns[name] = arrow.array(values if name in known else map(_text, values), known.get(name, arrow.string()))
     for name, kind in types.items():
         if name in artifact.outputs:
             columns[name] = arrow.array([row.get(name) for row in answers], kind)
     columns["problem"] = arrow.array([row.get("problem") for row in answers], arrow.string())
     return arrow.table(columns)
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -24,6 +25,8 @@ STATE = "state.json"
 """What ``save_to_disk`` of Hugging Face's data sets writes beside its Arrow files."""
 PROBLEM = "__problem__"
 """The column that says why a row cannot be read; the others are not there then."""
+ENDS = 2**16
+"""Bytes at either end of a file that tell it from others."""
 MOST_BYTES = 2**28
 """Of one file among the data that is read as a whole."""
 Row = dict[str, Any]
@@ -52,9 +55,18 @@ class Piece(ABC):
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
         """Some of the rows, with the given columns and the keys; only what is asked for is read."""
 
+    def types(self) -> dict[str, Any]:
+        """Arrow's types of the columns, where the file has some; values of others are taken as texts."""
+        return {}
+
     def fingerprint(self) -> list[Any]:
-        """Differs, if the rows do."""
-        return [self.name, self.path.stat().st_size, self.count]
+        """Differs, as far as one can tell without reading all of it, if the rows do: Parquet ends in its statistics."""
+        size, ends = self.path.stat().st_size, hashlib.sha256()
+        with self.path.open("rb") as file:
+            for place in (0, max(0, size - ENDS)):
+                file.seek(place)
+                ends.update(file.read(ENDS))
+        return [self.name, size, self.count, ends.hexdigest()[:16]]
 
 
 class Parquet(Piece):
@@ -63,6 +75,10 @@ class Parquet(Piece):
     @cached_property
     def count(self) -> int:
         return needed("pyarrow.parquet", "score").read_metadata(self.path).num_rows
+
+    def types(self) -> dict[str, Any]:
+        schema = needed("pyarrow.parquet", "score").read_schema(self.path)
+        return {field.name: field.type for field in schema}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
         file = needed("pyarrow.parquet", "score").ParquetFile(self.path)
@@ -85,6 +101,11 @@ class ArrowStream(Piece):
     @cached_property
     def count(self) -> int:
         return sum(batch.num_rows for batch in self._batches())
+
+    def types(self) -> dict[str, Any]:
+        arrow = needed("pyarrow", "score")
+        with arrow.ipc.open_stream(arrow.memory_map(str(self.path))) as stream:
+            return {field.name: field.type for field in stream.schema}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
         cut = (
