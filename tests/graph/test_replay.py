@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import varprop as vp
 from tests.kernels.test_tiles import GPU
@@ -102,10 +103,13 @@ def test_an_op_that_cannot_be_recorded_is_run(monkeypatch, caplog):
         return function(*tensors)
 
     net._plans[0].run.replay.function = waits
+    stream = torch.cuda.current_stream()
     for _ in range(replay.AFTER + 2):
         torch.testing.assert_close(net(x).var, first.var)
     assert recordings(net) == 0
     assert "CUDA graph" in caplog.text
+    assert torch.cuda.current_stream() == stream
+    assert torch.rand(3, device="cuda").isfinite().all()
 
 
 @GPU
@@ -119,3 +123,12 @@ def test_threads_share_a_network(threads):
     with ThreadPoolExecutor(threads) as pool:
         for got, wanted in zip(pool.map(lambda x: net(x).var, inputs), expected, strict=True):
             torch.testing.assert_close(got, wanted)
+
+
+def test_a_graph_that_reads_values_is_known():
+    def count(x):
+        return (x.nonzero(),)
+
+    traced = make_fx(count, tracing_mode="fake")(torch.randn(4))
+    assert replay._reads_values(traced)
+    assert not replay._reads_values(make_fx(torch.relu)(torch.randn(4)))

@@ -69,7 +69,7 @@ def run(source, *tensors, log_alpha):
     exec(source, scope)  # noqa: S102
     results = [torch.full_like(tensors[0], math.nan) for _ in range(2)]
     pointers = map(Pointer, (*tensors, log_alpha, *results))
-    scope["kernel"](*pointers, len(tensors[0]), BLOCK=emit.BLOCK)
+    scope["kernel"](*pointers, len(tensors[0]), BLOCK=1024)
     return results
 
 
@@ -86,9 +86,9 @@ def exact(rule, mean, var, log_alpha):
     return y, torch.autograd.grad(y.mean.sum() + 2 * y.var.sum(), inputs)
 
 
-def close(y, expected, scale):
+def close(y, expected, scale, tolerance=1e-5):
     assert y.isfinite().all()
-    assert ((y - expected).abs() <= 1e-5 * (expected.abs() + scale)).all()
+    assert ((y - expected).abs() <= tolerance * (expected.abs() + scale)).all()
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -219,14 +219,15 @@ def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
 def test_on_a_gpu(name, largest_var):
     tensors = [x.cuda() for x in example(largest_var, 5003)]
     expected, gradients = exact(RULES[name], *tensors)
-    for dtype, tolerance in ((torch.float32, 1), (torch.bfloat16, 1000)):
+    for dtype in (torch.float32, torch.bfloat16):
         module = pointwise.trace(RULES[name], dtype)
         inputs = [x.to(dtype).requires_grad_() for x in tensors]
         if dtype is torch.bfloat16:
             expected, gradients = exact(RULES[name], *(x.detach().float() for x in inputs))
         y = module(*inputs)
-        close(y[0], expected.mean, tolerance * (tensors[1].sqrt() + 1e-2))
-        close(y[1], expected.var, tolerance * tensors[1])
+        tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+        close(y[0], expected.mean, tensors[1].sqrt() + 1e-2, tolerance)
+        close(y[1], expected.var, tensors[1], tolerance)
         if dtype is torch.float32:
             for got, gradient in zip(torch.autograd.grad(y[0].sum() + 2 * y[1].sum(), inputs), gradients, strict=True):
                 close(got, gradient, 1.0)

@@ -6,22 +6,23 @@ lie, so changes in place are seen; one that is replaced ends the recording.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from varprop.kernels.launch import say
 from varprop.kernels.recompute import direct
 
 AFTER = 3  # calls of the same sizes: kernels are compiled and chosen by then
-MOST = 8  # recordings of a graph, the latest used
+MOST, MOST_SEEN = 8, 1024  # recordings of a graph, the latest used, and sizes that are counted
 SHARE = 1 / 16  # of a device's memory that one recording may keep
 SWITCH = "VARPROP_CUDA_GRAPHS"
 
@@ -67,6 +68,8 @@ class Replay:
                     return recording(leaves)
                 self._recordings.clear()
                 self._seen.clear()
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
             self._seen[call] += 1
             if self._seen[call] == AFTER:
                 self._record(call, leaves, tensors)
@@ -74,21 +77,44 @@ class Replay:
 
     def _record(self, call: Any, leaves: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         device = leaves[0].device
+        if _reads_values(self.function) or not all(x.is_cuda for x in tensors):
+            return
         before = torch.cuda.memory_reserved(device)
         graph, inputs = torch.cuda.CUDAGraph(), [leaf.clone() for leaf in leaves]
         pool = next((known.graph.pool() for known in self._recordings.values()), None)
-        try:
+        with _undone(device):
             # Other threads may go on using the device.
-            with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 results = self.function(*inputs, *tensors)
-        except Exception as error:  # noqa: BLE001 (an op that cannot be recorded, or no memory: slower, but not wrong)
-            say(f"a network is not run as a CUDA graph, which makes small batches slower: {error!r}"[:300])
-            return
-        if torch.cuda.memory_reserved(device) - before > SHARE * torch.cuda.get_device_properties(device).total_memory:
-            return  # a call this large keeps the device busy by itself
-        self._recordings[call] = Recording(graph, inputs, results, _places(tensors), tensors)
+            if torch.cuda.memory_reserved(device) - before <= SHARE * _memory(device):
+                self._recordings[call] = Recording(graph, inputs, results, _places(tensors), tensors)
         if len(self._recordings) > MOST:
-            del self._seen[self._recordings.popitem(last=False)[0]]
+            self._seen.pop(self._recordings.popitem(last=False)[0], None)
+
+
+@contextlib.contextmanager
+def _undone(device: torch.device) -> Iterator[None]:
+    """If a recording fails, leave things as they were: slower, but not wrong. Torch forgets stream and generator."""
+    stream, generator = torch.cuda.current_stream(device), torch.cuda.default_generators[device.index]
+    state = generator.clone_state()
+    try:
+        with torch.cuda.device(device):
+            yield
+    except Exception as error:  # noqa: BLE001 (an op that cannot be recorded, or no memory)
+        torch.cuda.set_stream(stream)
+        generator.graphsafe_set_state(state)  # else it refuses to draw
+        say(f"a network is not run as a CUDA graph, which makes small batches slower: {error!r}"[:300])
+
+
+def _reads_values(function: Function) -> bool:
+    """Does its graph wait for the device, to see a number or a size there? That cannot be recorded."""
+    nodes = function.graph.nodes if isinstance(function, fx.GraphModule) else ()
+    waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return any(waits & set(getattr(node.target, "tags", ())) for node in nodes)
+
+
+def _memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _recordable(leaves: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:

@@ -16,8 +16,9 @@ from varprop.kernels import emit
 from varprop.kernels.launch import Launcher, usable
 from varprop.kernels.pointwise import BODIES
 from varprop.kernels.recompute import call_of, recomputed
-from varprop.kernels.tokens import BLOCK, ROWS, WARPS, contract_reference, counts_of, numbers_of
+from varprop.kernels.tokens import contract_reference, counts_of, numbers_of
 
+ROWS, BLOCK, WARPS = 4, 128, 2  # of a tile
 MOST_TERMS = 16
 
 

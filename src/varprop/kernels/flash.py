@@ -14,6 +14,7 @@ from varprop.kernels.recompute import call_of, recomputed
 from varprop.moments import Moments, mean_of
 from varprop.rules.attention import attention as rule
 
+FEWEST = 16  # columns of a tile
 LARGEST_HEAD = 256
 
 
@@ -99,6 +100,8 @@ def _launch(
     from varprop.kernels.tiles import attention_kernel
 
     batch, heads, length, size = query.shape
+    count = var.shape[-1]
+    var = _in_full_columns(var, mean.dtype)
     results = _results(query, mean, var)
     widest = max(size, mean.shape[-1], var.shape[-1])
     rows, columns, warps = _tile(widest, query.dtype)
@@ -115,7 +118,16 @@ def _launch(
             MASK=0 if mask is None else 1 if not mask.is_floating_point() else 2, CAUSAL=is_causal,
             EXACT=query.dtype == torch.float32, ROWS=rows, COLUMNS=columns, num_warps=warps,
         )  # fmt: skip
-    return results
+    return results[0], results[1][..., :count]
+
+
+def _in_full_columns(var: Tensor, dtype: torch.dtype) -> Tensor:
+    """A few columns that all heads share, with zeros up to what a tile reads at once."""
+    if var.shape[-1] >= FEWEST or var.stride(1):
+        return var
+    shared = var.new_zeros((var.shape[0], 1, var.shape[2], FEWEST), dtype=dtype)
+    shared[..., : var.shape[-1]] = var[:, :1]
+    return shared.expand(-1, var.shape[1], -1, -1)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from varprop.rules import functions, streamlining
 from varprop.rules.normalization import NORMALIZATION, scale_and_shift
 
 LONGEST_ROW = 1 << 14
+FEW = 2048  # rows: fewer than a GPU takes at once
 
 
 def reference(
@@ -83,23 +84,21 @@ def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[T
     mean = mean.contiguous()
     vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
     tokens, block = mean.numel() // size, at_least_16(size)
+    rows, warps = tile_for(tokens, block)
     with on(mean.device):
-        norm_kernel[(-(-tokens // rows_for(block)),)](
+        norm_kernel[(-(-tokens // rows),)](
             mean, var.contiguous(), log_alpha, *vectors, *results, tokens, size, eps,
             WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var), CENTRED=centred, EXPECTED=expected,
-            ROWS=rows_for(block), BLOCK=block, num_warps=warps_for(block),
+            ROWS=rows, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return results
 
 
-def rows_for(block: int) -> int:
-    """Of a program: several share what is read of the weights."""
-    return max(1, min(4, 4096 // block))
-
-
-def warps_for(block: int) -> int:
-    """Of a program for so many rows."""
-    return min(16, max(1, rows_for(block) * block // 1024))
+def tile_for(tokens: int, block: int) -> tuple[int, int]:
+    """Rows of a program, which share what is read of the weights, and warps; few rows are spread over many."""
+    if tokens <= FEW or block > 2048:
+        return 1, min(16, max(1, block // 256))
+    return 2, max(1, block // 512)
 
 
 def _kind(mean: Tensor | None, var: Tensor | None) -> int:

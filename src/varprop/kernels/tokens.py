@@ -13,14 +13,14 @@ from varprop.kernels.eight_bits import spread, spread_form
 from varprop.kernels.flash import arguments_of, attend
 from varprop.kernels.launch import at_least_16, attempt, on, usable
 from varprop.kernels.recompute import call_of, recomputed
-from varprop.kernels.rows import LONGEST_ROW, rows_for, warps_for
+from varprop.kernels.rows import LONGEST_ROW, tile_for
 from varprop.moments import Factored, Moments, is_random, mean_of
 from varprop.rules import attention, products
 from varprop.rules.factor import LEAST
 from varprop.rules.forms import Apply, Forms
 from varprop.rules.terms import tokens_of
 
-ROWS, BLOCK, WARPS = 4, 256, 4  # of a tile
+ROWS, BLOCK, WARPS = 8, 256, 2  # of a tile
 MOST_SUMS, MOST_TERMS = 16, 512
 
 
@@ -191,12 +191,13 @@ def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tup
     result, flat = mean.new_empty(mean.shape), numbers.reshape(tokens, terms)
     vectors = [mean if x is None else x.contiguous() for x in (sums, weight, weight_var, bias, by_numbers, by_square)]
     counts = counts_of(by_numbers, by_square)
+    rows, warps = tile_for(tokens, block)
     with on(mean.device):
-        token_norm_kernel[(-(-tokens // rows_for(block)),)](
+        token_norm_kernel[(-(-tokens // rows),)](
             mean.contiguous(), flat, *vectors, result, out, tokens, size, terms, *flat.stride(), eps,
             WEIGHT=kind, BIAS=int(bias is not None), ONES=int(ones), CENTRED=centred, TERMS=at_least_16(terms + 2),
-            OTHER=counts[0], SQUARE=counts[1], MORE=int(more), ROWS=rows_for(block),
-            BLOCK=block, num_warps=warps_for(block),
+            OTHER=counts[0], SQUARE=counts[1], MORE=int(more and any(counts)), ROWS=rows,
+            BLOCK=block, num_warps=max(1, warps // rows),
         )  # fmt: skip
     return result, out
 
