@@ -14,7 +14,7 @@ import varprop as vp
 from tests.models import posterior_of
 from varprop.calibration.adaptive import Candidate, choose
 from varprop.calibration.held_out import HeldOut, deal
-from varprop.calibration.shrinkage import Pass, Prior, fit
+from varprop.calibration.shrinkage import COMMON, Pass, Prior, fit
 from varprop.calibration.widths import Wide
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
@@ -101,7 +101,7 @@ def test_scales_are_as_free_as_there_are_examples_for_them():
     y = labels()
     names = {count: set(calibrate(small(), [(X[:count], y[:count])]).calibration.nll) for count in (20, 60)}
     assert len(small().scales) == 3
-    assert not any(name.startswith("scales") for name in names[20] - {"scales ±0.3"})
+    assert not any(name.startswith("scales") for name in names[20])
     assert "scales ±1" in names[60]
     assert "scales ±3" not in names[60]
 
@@ -157,7 +157,7 @@ def test_newton_finds_the_minimum_of_a_penalised_loss():
 def test_a_prior_of_small_spread_keeps_scales_together():
     precision = Prior(0.1, 0.0).precision(4)
     together, apart = np.array([1.0, 1.0, 1.0, 0.0]), np.array([1.0, -1.0, 0.0, 0.0])
-    assert together @ precision @ together == pytest.approx(1 / 2.0**2)
+    assert together @ precision @ together == pytest.approx(1 / COMMON**2)
     assert apart @ precision @ apart == pytest.approx(2 / 0.1**2)
 
 

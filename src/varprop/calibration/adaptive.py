@@ -22,7 +22,7 @@ from varprop.prediction.links import Categorical
 from varprop.prediction.targets import labelled
 
 SPREADS = (3.0, 1.0, 0.3)  # of log α: candidates for the standard deviation of their prior, the freest first
-EXAMPLES = 10.0  # that each scale needs, times that standard deviation: with fewer they fit noise, unseen by one step
+EXAMPLES = 10  # that each scale needs, and more if it is freer than ±1: with fewer they fit noise, unseen by one step
 SLACK = 0.05  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
 CLEARLY = 2.0  # standard errors: a temperature that is not needed costs little, one that is missing much
 USUAL = 1e-3, 1e3  # α beyond are warned of
@@ -129,7 +129,7 @@ class _Fit:
         layers = self._layers(names, self.request.cache)
         pieces, alone = self.dealt.pieces, float(widths.settings[widths.best(variance=False)[1]])
         theta = np.array([0.0] * len(names) + [widths.settings[setting]])
-        for spread in (each for each in SPREADS if self.dealt.examples >= EXAMPLES * each * len(names)):
+        for spread in (each for each in SPREADS if self.dealt.examples >= EXAMPLES * max(each, 1) * len(names)):
             prior = Prior(spread, alone)
             found = fit(lambda x: layers.run(pieces, x), theta, prior, self.dealt.piece_folds, self.procedure.steps)
             theta = found.theta

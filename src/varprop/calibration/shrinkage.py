@@ -20,7 +20,7 @@ from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
 from varprop.sharing import shared
 
-COMMON = 2.0  # standard deviation of the prior of the common log α: the width has been found already
+COMMON = 0.5  # standard deviation of the prior of the common log α: the width has been found already
 FURTHEST = 1.5  # no entry of θ moves further in one step
 ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
 LATELY, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more

@@ -31,7 +31,7 @@ OFFSETS = (-1.2, -0.8, -0.4, 0.0, 0.4)  # of the output's setting, from that of 
 BETWEEN = 65  # settings read off, by cubic splines
 # Standard deviations of Gaussian priors, without which a few examples that happen to be right call for any confidence:
 TEMPERED = 1.0  # of log T, around the network as it was trained,
-SHIFTED = 0.5  # and of the setting with variance around that without: variance says who is less confident, not how many
+SHIFTED = 0.3  # and of the setting with variance around that without: variance says who is less confident, not how many
 
 
 class Ending:
