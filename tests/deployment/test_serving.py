@@ -169,6 +169,8 @@ def test_clients_that_leave(port):
             connection.sendall(sent)
     assert ask(port, body=example(X[0]))[0] == 200
     assert ask(port, "/health")[0] == 200
+    assert 'status="499"' in ask(port, "/metrics")[1]
+    assert 'status="500"' not in ask(port, "/metrics")[1]
 
 
 class Gate:

@@ -37,8 +37,8 @@ class Batcher:
 
     async def stop(self) -> None:
         """After what is waiting has been answered."""
-        await self.queue.join()
-        if self._work is not None:
+        if self._work is not None and self.is_alive:
+            await self.queue.join()
             self._work.cancel()
         self._pass.shutdown()
 

@@ -123,7 +123,8 @@ class Stepper:
             raise InputError(f"generate takes a Propagated causal language model, not a {type(predictor).__name__}")
         self.predictor, self.net = predictor, predictor.network()
         model = self.net.lifting.model
-        if not hasattr(getattr(model, "config", None), "vocab_size") or not hasattr(model, "generate"):
+        config: Any = getattr(model, "config", None)
+        if not hasattr(model, "generate") or getattr(config, "is_encoder_decoder", True):
             raise InputError(f"{type(model).__name__} is no causal language model of transformers")
         self.step = _stepping(self.net, model)
 

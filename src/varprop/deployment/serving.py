@@ -174,7 +174,7 @@ async def _body(request: Request, settings: Settings) -> bytes:
     except TimeoutError:
         raise HTTPException(408, f"a request arrives within {settings.seconds:g} s", {"Connection": "close"}) from None
     except ClientDisconnect:
-        raise HTTPException(CLOSED) from None
+        raise HTTPException(CLOSED, "the client left") from None
     return b"".join(parts)
 
 
