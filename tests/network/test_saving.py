@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -259,3 +260,20 @@ def test_what_is_on_disk(tmp_path):
     assert config["calls"][0]["inputs"] == [{"dtype": "float32", "shape": [2, 4]}]
     tensors = load_file(folder / "model.safetensors")
     assert {key.partition(".")[0] for key in tensors} == {"mean", "var", "buffer", "scale"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux which memory is of a file")
+def test_on_disk_weights_stay_in_their_file(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval()
+    net = vp.propagate(model, vp.Posterior.isotropic(model, std=0.1))
+    net.save_pretrained(tmp_path)
+    found = vp.MomentNet.from_pretrained(tmp_path, model, device="disk")
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    for _, tensor in [*found.mean, *found.var]:
+        assert any(low <= tensor.data_ptr() < high for low, high in ranges)
+    x = torch.randn(5, 4)
+    for a, b in zip(found(x), net(x), strict=True):
+        torch.testing.assert_close(a, b)
+    assert found.device.type == "cpu"

@@ -32,6 +32,7 @@ from varprop.graph.walk import Walk
 from varprop.moments import Moments, is_random, multiplied_out
 from varprop.network import saving
 from varprop.network.record import Calibration
+from varprop.network.storage import DISK
 from varprop.network.trace import Trace as Trace
 from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
@@ -227,11 +228,13 @@ class MomentNet(Registries):
         """The network that ``save_pretrained`` wrote, its calls captured. Nothing in the folder is run.
 
         A model of transformers is rebuilt; any other must be given as ``model``, whose weights do not matter. So must
-        rules that are not the library's own, and an ``output`` that is a function.
+        rules that are not the library's own, and an ``output`` that is a function. On the ``device`` "disk", weights
+        stay in their file, and are read as the CPU uses them.
         """
         if model is not None:
             refuse_training(model)
-        return saving.load(cls, path, model, rules, output, torch.device(device))
+        place = device if device == DISK else torch.device(device)
+        return saving.load(cls, path, model, rules, output, place)
 
     # --- moving and copying --------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def load(
     model: nn.Module | None,
     rules: RuleSet | None,
     output: Output,
-    device: torch.device,
+    device: torch.device | str,
 ) -> Net:
     """The network that was saved in a folder, with all of its calls captured."""
     folder = Path(path)

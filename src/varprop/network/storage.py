@@ -26,6 +26,7 @@ from varprop.posterior.file import replacing
 
 CONFIG, WEIGHTS, PENDING = "config.json", "model.safetensors", ".model.safetensors.new"
 FORMAT, VERSION = "varprop.network", 1
+DISK = "disk"  # a device: the CPU, with weights that are read from their file as they are used
 ATTEMPTS = 100  # to read a folder that another process saves to
 
 
@@ -112,7 +113,7 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise NetworkFileError(f"some tensors cannot be stored: {error}") from error
 
 
-def read(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(folder: Path, device: torch.device | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """``config.json`` and the tensors it was written with, read again while another process saves there."""
     for attempt in range(ATTEMPTS):
         before, config = _state(folder), read_config(folder)
@@ -139,15 +140,13 @@ def _state(folder: Path) -> list[tuple[int, int] | None]:
     return found
 
 
-def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """All tensors, from a file that is the one ``config.json`` was written with."""
+def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device | str) -> dict[str, Tensor]:
+    """All tensors, from a file that is the one ``config.json`` was written with; on ``DISK`` they stay in that file."""
     layout = entry(config, "layout", dict)
     with torch.inference_mode(False), safe_open(_weights(folder, config), framework="pt", device="cpu") as file:
+        found = {key: _laid_out(file.get_tensor(key), key, layout.get(key)) for key in sorted(file.keys())}
         # Memory of torch's own, not that of the file: how it is aligned decides the last bits of some kernels.
-        return {
-            key: _laid_out(file.get_tensor(key), key, layout.get(key)).to(device, copy=True)
-            for key in sorted(file.keys())
-        }
+        return found if device == DISK else {key: tensor.to(device, copy=True) for key, tensor in found.items()}
 
 
 def _laid_out(tensor: Tensor, key: str, order: Any) -> Tensor:

@@ -48,7 +48,8 @@ def load(
 
     A model of transformers is rebuilt; any other must be given as ``model``, whose weights do not matter. So must rules
     that are not the library's own, an ``output`` that is a function, and a ``score`` of ``Selective`` other than the
-    confidence. ``link`` replaces the one it was saved with.
+    confidence. ``link`` replaces the one it was saved with. On the ``device`` "disk", weights stay in their file, and
+    are read as the CPU uses them.
     """
     folder = Path(path)
     with reported(f"cannot load {folder}"):
