@@ -345,6 +345,16 @@ def test_a_process_that_died_leaves_its_shards_to_the_next_run(classifier, tmp_p
     assert_scored(tmp_path / "out", x)
 
 
+def test_processes_that_start_one_after_the_other_share_all_shards(classifier, tmp_path, monkeypatch):
+    x = write_rows(tmp_path / "data", 50)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in (2, 0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        done = score(classifier, tmp_path / "data", tmp_path / "out", rows=6, progress=False)
+        assert (done is not None) == (rank == 1)
+    assert_scored(tmp_path / "out", x)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_workers_of_ray(classifier, tmp_path):
