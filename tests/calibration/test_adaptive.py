@@ -139,7 +139,7 @@ def test_newton_finds_the_minimum_of_a_penalised_loss():
         gradients = (residuals[:, None] * features).reshape(40, 10, 3).sum(1)
         return Pass(0.5 * residuals**2, gradients)
 
-    prior = Prior(1.0, 0.0)
+    prior = Prior(1.0, 0.0, 1.0)
     precision, centre = prior.precision(3), prior.centre(3)
 
     def exact(chosen):
@@ -155,7 +155,7 @@ def test_newton_finds_the_minimum_of_a_penalised_loss():
 
 
 def test_a_prior_of_small_spread_keeps_scales_together():
-    precision = Prior(0.1, 0.0).precision(4)
+    precision = Prior(0.1, 0.0, 1.0).precision(4)
     together, apart = np.array([1.0, 1.0, 1.0, 0.0]), np.array([1.0, -1.0, 0.0, 0.0])
     assert together @ precision @ together == pytest.approx(1 / COMMON**2)
     assert apart @ precision @ apart == pytest.approx(2 / 0.1**2)

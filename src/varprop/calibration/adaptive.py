@@ -130,7 +130,7 @@ class _Fit:
         pieces, alone = self.dealt.pieces, float(widths.settings[widths.best(variance=False)[1]])
         theta = np.array([0.0] * len(names) + [widths.settings[setting]])
         for spread in (each for each in SPREADS if self.dealt.examples >= EXAMPLES * max(each, 1) * len(names)):
-            prior = Prior(spread, alone)
+            prior = Prior(spread, alone, self.output.shift)
             found = fit(lambda x: layers.run(pieces, x), theta, prior, self.dealt.piece_folds, self.procedure.steps)
             theta = found.theta
             losses = layers.run(pieces, *found.without, gradients=False).losses
@@ -149,7 +149,8 @@ class _Fit:
             pieces = (Piece(part, 0) for batch in self.held_out for part in parts(batch, size))
             return layers.run(pieces, theta, keep=False)
 
-        return fit(evaluate, chosen.theta, Prior(chosen.spread, chosen.setting), np.array([], int), 2).theta
+        prior = Prior(chosen.spread, chosen.setting, self.output.shift)
+        return fit(evaluate, chosen.theta, prior, np.array([], int), 2).theta
 
     def _set(self, names: Sequence[str], theta: Array) -> None:
         self._layers(names, 0).set(theta)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from varprop.calibration.held_out import Piece
 from varprop.calibration.stages import Stages, size_of, stages
-from varprop.calibration.widths import SHIFTED, Array, Ending
+from varprop.calibration.widths import Array, Ending
 from varprop.errors import CalibrationError
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
@@ -94,13 +94,14 @@ class Layers:
 
 @dataclass(frozen=True)
 class Prior:
-    """A Gaussian over θ: log α within ``spread`` of their common value, u near ``setting``."""
+    """A Gaussian over θ: log α within ``spread`` of their common value, u within ``shift`` of ``setting``."""
 
     spread: float
     setting: float
+    shift: float
 
     def precision(self, size: int) -> Array:
-        result = np.eye(size) / SHIFTED**2
+        result = np.eye(size) / self.shift**2
         if scales := size - 1:
             mean = np.full((scales, scales), 1 / scales)
             result[:-1, :-1] = (np.eye(scales) - mean) / self.spread**2 + mean / scales / COMMON**2

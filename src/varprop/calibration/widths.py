@@ -31,7 +31,8 @@ OFFSETS = (-1.2, -0.8, -0.4, 0.0, 0.4)  # of the output's setting, from that of 
 BETWEEN = 65  # settings read off, by cubic splines
 # Standard deviations of Gaussian priors, without which a few examples that happen to be right call for any confidence:
 TEMPERED = 1.0  # of log T, around the network as it was trained,
-SHIFTED = 0.3  # and of the setting with variance around that without: variance says who is less confident, not how many
+SHIFTED = 0.3  # and of log T with variance around that without: variance says who is less confident, not how many;
+EXPLAINED = 1.0  # of the noise of a regression, of which variance is to take over a part
 
 
 class Ending:
@@ -45,6 +46,7 @@ class Ending:
         self.link = link
         self.tempers = isinstance(link, ClassLink)
         self.fitted = self.tempers or (isinstance(link, Gaussian) and link.noise_std is None)
+        self.shift = SHIFTED if self.tempers else EXPLAINED
 
     def loss(self, logits: Moments, target: Tensor, u: float | Tensor) -> Tensor:
         """Of each example."""
@@ -194,13 +196,13 @@ class _Prior:
     """−log p(u) of settings u up to a constant: with variance, around what is best without."""
 
     def __init__(self, output: Ending, settings: Array, losses: Array) -> None:
-        self.spread = TEMPERED if output.tempers else math.inf
+        self.spread, self.shift = TEMPERED if output.tempers else math.inf, output.shift
         self.alone = float(settings[(losses.sum(-1) + self(0.0, settings)).argmin()])
 
     def __call__(self, width: float, u: Array) -> Array:
         if not width:
             return 0.5 * (u / self.spread) ** 2
-        return 0.5 * (self.alone / self.spread) ** 2 + 0.5 * ((u - self.alone) / SHIFTED) ** 2
+        return 0.5 * (self.alone / self.spread) ** 2 + 0.5 * ((u - self.alone) / self.shift) ** 2
 
 
 @torch.no_grad()
