@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 
 import numpy as np
@@ -357,12 +358,26 @@ def test_processes_that_start_one_after_the_other_share_all_shards(classifier, t
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_workers_of_ray(classifier, tmp_path):
-    ray = pytest.importorskip("ray")
-    x = write_rows(tmp_path / "data", 200)
+def test_workers_of_ray_one_of_which_dies(classifier, tmp_path):
+    ray, psutil = pytest.importorskip("ray"), pytest.importorskip("psutil")
+    x = write_rows(tmp_path / "data", 2000)
+    killed = []
+
+    def kill_one():
+        while not killed:
+            time.sleep(0.05)
+            if len(list((tmp_path / "out").glob("part-*"))) > 5:
+                for process in psutil.Process().children(recursive=True):
+                    if not killed and "ray::MapWorker" in process.name() + "".join(process.cmdline()):
+                        process.kill()
+                        killed.append(process.pid)
+
     ray.init(num_cpus=2, log_to_driver=False)
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
     try:
-        score(classifier, tmp_path / "data", tmp_path / "out", rows=9, engine=scoring.on_ray(2), progress=False)
+        score(classifier, tmp_path / "data", tmp_path / "out", rows=5, engine=scoring.on_ray(2), progress=False)
     finally:
         ray.shutdown()
+    assert killed
     assert_scored(tmp_path / "out", x)

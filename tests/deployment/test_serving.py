@@ -226,6 +226,20 @@ def test_requests_under_way_are_answered_before_it_stops(artifact):
         assert asked.result()[0] == 200
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1), (-1, 2, 2)])
+def test_regressions(artifact, shape):
+    def run(batch):
+        mean = batch["input"][:, : 4 if len(shape) == 3 else 1].numpy().reshape(shape)
+        return {"prediction": mean, "std": np.abs(mean)}
+
+    with running(replace(artifact, run=run, outputs=("prediction", "std"), threshold=None)) as port:
+        count = 4 if len(shape) == 3 else 1
+        assert ask(port, body=example([1, -2, 3, 4])) == (
+            200,
+            {"prediction": [1.0, -2.0, 3.0, 4.0][:count], "std": [1.0, 2.0, 3.0, 4.0][:count]},
+        )
+
+
 def reads_images(picture, return_tensors):
     """A processor: the mean of every channel, and 1."""
     assert return_tensors == "pt"

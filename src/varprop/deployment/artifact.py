@@ -76,7 +76,7 @@ def open_artifact(
             f"cannot open {place}: {reason}give a folder written by save_pretrained, or one .onnx file written by "
             "vp.export; a .pt2 file may hold code, and is not opened"
         )
-    return _exported(files[0])
+    return _exported(files[0], str(device))
 
 
 def _saved(folder: Path, model: nn.Module | None, device: torch.device | str) -> Artifact:
@@ -101,10 +101,12 @@ def _saved(folder: Path, model: nn.Module | None, device: torch.device | str) ->
     )
 
 
-def _exported(file: Path) -> Artifact:
+def _exported(file: Path, device: str) -> Artifact:
     runtime = needed("onnxruntime", "export")
+    wanted = ["CUDAExecutionProvider"] if device.startswith("cuda") else []
+    providers = [name for name in wanted if name in runtime.get_available_providers()] + ["CPUExecutionProvider"]
     try:
-        session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(str(file), providers=providers)
         record = json.loads(session.get_modelmeta().custom_metadata_map[RECORD])
         classes, names, threshold = record["classes"], list(record["outputs"]), record["threshold"]
         processor = read_processor(file.parent, record["processor"])

@@ -105,8 +105,9 @@ def answers(intake: Intake, examples: Sequence[Example]) -> list[Answer]:
 
 
 def plain(answer: Answer, artifact: Artifact) -> Answer:
-    """An answer as JSON, with the label by name."""
+    """An answer as JSON, with the label by name; of a regression, lists of numbers."""
     shown = {name: value.tolist() for name, value in answer.items() if not name.startswith("logit")}
+    shown |= {name: answer[name].reshape(-1).tolist() for name in ("prediction", "std") if name in answer}
     if artifact.classes and isinstance(shown.get("label"), int):
         shown["label"] = artifact.classes[shown["label"]]
     return shown
