@@ -193,6 +193,18 @@ def test_sample_does_not_depend_on_the_order_of_names():
     assert torch.equal(draws[0]["fc.weight"], draws[1]["fc.weight"])
 
 
+def test_draws_keep_shapes_and_differ():
+    mean = {"a": torch.zeros(3, 5), "b": torch.zeros(()), "c": torch.zeros(0, 2), "d": torch.zeros(2, 3, 4, 4)}
+    posterior = Posterior.from_tensors(mean, {name: torch.full_like(x, 4.0) for name, x in mean.items()})
+    draws = posterior.samples(torch.Generator().manual_seed(0))
+    first, second = next(draws), next(draws)
+    assert list(first) == list(mean)
+    assert all(first[name].shape == x.shape for name, x in mean.items())
+    assert not torch.equal(first["a"], second["a"])
+    several = torch.stack([next(draws)["d"] for _ in range(100)])
+    assert abs(float(several.std()) - 2) < 5 * 2 / (2 * several.numel()) ** 0.5
+
+
 def test_sample_without_a_generator_follows_the_global_seed():
     posterior = Posterior.from_tensors(*pair())
     torch.manual_seed(7)

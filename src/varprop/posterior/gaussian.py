@@ -14,6 +14,7 @@ from varprop.errors import PosteriorError
 from varprop.graph.output import Output
 from varprop.moments import Moments
 from varprop.posterior import adam, binding, diagonal, file, fisher, isotropic, ivon, laplace, names, swag, tensors, vi
+from varprop.posterior.flat import Flat
 from varprop.posterior.samples import Source
 from varprop.posterior.samples import moments as moments_of
 
@@ -187,23 +188,23 @@ class Posterior(Mapping[str, Moments]):
         return Posterior(found)
 
     def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """One draw of the named parameters, as ``torch.func.functional_call`` takes them.
+        """One draw of the named parameters, as ``torch.func.functional_call`` takes them."""
+        return next(self.samples(generator))
 
-        The noise is drawn where the generator lives, so that a seed means the same draw wherever the tensors are: one
-        draw for all tensors of a dtype, by name: the order of insertion changes in a round trip through a file.
+    def samples(self, generator: torch.Generator | None = None) -> Iterator[dict[str, Tensor]]:
+        """Draws without end, each in two passes over the weights: all tensors of a dtype lie side by side for it.
+
+        The noise is drawn where the generator lives, so that a seed means the same draw wherever the tensors are,
+        and in the order of names: that of insertion changes in a round trip through a file.
         """
-        draw: dict[str, Tensor] = {}
         kinds = {(pair.mean.dtype, pair.mean.device) for pair in self._moments.values()}
-        for dtype, place in sorted(kinds, key=str):
-            chosen = {n: m for n, m in sorted(self._moments.items()) if (m.mean.dtype, m.mean.device) == (dtype, place)}
-            means = [pair.mean for pair in chosen.values()]
-            stds = torch._foreach_sqrt([pair.var for pair in chosen.values()])
-            sizes = [mean.numel() for mean in means]
-            device = place if generator is None else generator.device
-            noise = torch.randn(sum(sizes), generator=generator, dtype=dtype, device=device).to(place).split(sizes)
-            shaped = [part.view(mean.shape) for part, mean in zip(noise, means, strict=True)]
-            draw |= zip(chosen, torch._foreach_addcmul(means, stds, shaped), strict=True)
-        return {name: draw[name] for name in self._moments}
+        flats = [
+            Flat({n: m for n, m in sorted(self._moments.items()) if (m.mean.dtype, m.mean.device) == kind})
+            for kind in sorted(kinds, key=str)
+        ]
+        while True:
+            draw = {name: weight for flat in flats for name, weight in flat.draw(generator).items()}
+            yield {name: draw[name] for name in self._moments}
 
     def to(self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None) -> Posterior:
         """The same posterior on another device or in another dtype."""

@@ -62,8 +62,7 @@ class MonteCarlo(Predictor):
         """The draws, one after the other."""
         device = next((mean.device for mean in self.posterior.mean.values()), self.device)
         generator = torch.Generator(device).manual_seed(self.seed)
-        for _ in range(self.samples):
-            yield self.posterior.sample(generator)
+        yield from itertools.islice(self.posterior.samples(generator), self.samples)
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
