@@ -36,8 +36,10 @@ def norm_inputs(size, device="cpu"):
 
 def close(results, expected, tolerance):
     for got, wanted in zip(results, expected, strict=True):
+        assert got.shape == wanted.shape
         assert got.isfinite().all()
-        assert ((got - wanted).abs() <= tolerance * (wanted.abs() + 0.1 * wanted.abs().max())).all()
+        largest = wanted.abs().max() if wanted.numel() else 0.0
+        assert ((got - wanted).abs() <= tolerance * (wanted.abs() + 0.1 * largest)).all()
 
 
 def test_attention_is_registered_in_full():
@@ -54,7 +56,8 @@ def test_norm_is_registered_in_full():
     tensors = [x.double().requires_grad_() for x in norm_inputs(6)]
     for parts in (tensors, [*tensors[:3], None, None, None, None]):
         for centred, expected in ((True, True), (False, True), (True, False)):
-            arguments = (*parts, 1e-5, centred, expected)
+            more = (None, None) if expected else [torch.rand_like(x).requires_grad_() for x in tensors[:2]]
+            arguments = (*parts, 1e-5, centred, expected, *more)
             assert torch.autograd.gradcheck(torch.ops.varprop.norm, arguments, fast_mode=True)
     torch.library.opcheck(torch.ops.varprop.norm.default, arguments, test_utils=CHECKS)
 
@@ -78,5 +81,9 @@ def test_norm_on_a_gpu(size):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
         tensors = [x.to(dtype) for x in norm_inputs(size, "cuda")]
         for centred, expected in ((True, True), (False, True), (True, False)):
-            exact = rows.reference(*(x.double() for x in tensors), 1e-5, centred, expected)
-            close(rows._launch(*tensors, 1e-5, centred, expected), exact, tolerance)
+            options = 1e-5, centred, expected
+            for more in ((None, None), [torch.rand_like(x) for x in tensors[:2]]):
+                exact = rows.reference(
+                    *(x.double() for x in tensors), *options, *(None if x is None else x.double() for x in more)
+                )
+                close(rows._launch(*tensors, *options, *more), exact, tolerance)

@@ -55,7 +55,9 @@ def test_norm_is_registered_in_full(centred):
         ([*inputs[:3], inputs[3], None, None], (None, by[1], False)),
         ([*inputs[:3], None, None, None], (None, None, False)),
     ):
-        arguments = (*parts, 1e-5, centred, parts[-1] is not None, *sums)
+        more = (None, None) if sums[0] is None else (torch.rand_like(parts[0]), torch.tensor(0.2, dtype=WIDE))
+        optional = [None if x is None else x.requires_grad_() for x in more]
+        arguments = (*parts, 1e-5, centred, parts[-1] is not None, *sums, *optional)
         assert torch.autograd.gradcheck(torch.ops.varprop.token_norm, arguments, fast_mode=True)
         torch.library.opcheck(torch.ops.varprop.token_norm.default, arguments, test_utils=CHECKS)
 
@@ -136,10 +138,10 @@ def test_norm_on_a_gpu(size, terms):
             ((1e-5, True, True), by),
             ((1e-5, True, True), (None, by[1])),
         ):
-            exact = tokens.norm_reference(
-                *(x.double() for x in inputs), *rest, *(None if x is None else x.double() for x in sums), True
-            )
-            close(tokens._launch_norm(*inputs, *rest, *sums, True), exact, tolerance)
+            for more in ((None, None), (torch.rand_like(inputs[0]), torch.tensor(0.2, device="cuda", dtype=dtype))):
+                wide = [None if x is None else x.double() for x in (*sums, *more)]
+                exact = tokens.norm_reference(*(x.double() for x in inputs), *rest, *wide[:2], True, *wide[2:])
+                close(tokens._launch_norm(*inputs, *rest, *sums, True, *more), exact, tolerance)
 
 
 @GPU

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code
 from varprop.kernels.activations import activate
+from varprop.kernels.rows import normalize
 from varprop.kernels.tokens import CALLS, contracted, normalized
 
 aten = torch.ops.aten
@@ -39,6 +40,10 @@ def tidy(graph: fx.Graph) -> None:
         node.target = CALLS.get(node.target, node.target)
     for node in graph.find_nodes(op="call_function", target=contracted):
         _sum_up_at_once(node)
+    for norm in (normalize, normalized):
+        for node in graph.find_nodes(op="call_function", target=norm):
+            _add_at_once(node)
+            _scale_at_once(node)
     drop_dead_code(graph)
 
 
@@ -58,6 +63,56 @@ def _sum_up_at_once(sums: fx.Node) -> None:
     call.args = (*call.args[:place], *given, *call.args[place + len(given) :])
     sums.replace_all_uses_with(var)
     graph.erase_node(sums)
+
+
+ADDS = {normalize: {0: 10, 1: 11}, normalized: {0: 12}}
+"""Norms: where among their arguments a sum may be, and where its second term goes. Sums are their last results."""
+LOG_ALPHA = 13  # of a norm of factored variances
+
+
+def _add_at_once(norm: fx.Node) -> None:
+    """The residual sum before a norm is computed with it; whoever else wants the sum gets it from there."""
+    places, args, graph = ADDS[norm.target], list(norm.args), norm.graph  # type: ignore[index]
+    sums: list[Any] = [args[place] for place in places]
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    if not all(_is_sum(node) and all(order[user] >= order[norm] for user in node.users) for node in sums):
+        return
+    with graph.inserting_after(norm):
+        totals = [graph.call_function(operator.getitem, (norm, 2 + index)) for index in range(len(sums))]
+    for node, total, (place, other) in zip(sums, totals, places.items(), strict=True):
+        args[place], args[other] = node.args
+        total.meta = dict(node.meta)
+        node.replace_all_uses_with(total)
+    norm.args = tuple(args)
+
+
+def _is_sum(node: Any) -> bool:
+    """A sum of two tensors of its own size and dtype."""
+    if not isinstance(node, fx.Node) or node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    return all(isinstance(x, fx.Node) and _outline(x) == _outline(node) != "" for x in node.args)
+
+
+def _scale_at_once(norm: fx.Node) -> None:
+    """α, by which numbers are multiplied before they are seen in another shape, is given to the norm."""
+    if norm.target is not normalized:
+        return
+    view, inner = norm, norm.args[1]
+    while isinstance(inner, fx.Node) and inner.target in RESHAPING and len(inner.users) == 1:
+        view, inner = inner, inner.args[0]
+    if not isinstance(inner, fx.Node) or inner.target is not aten.mul.Tensor or len(inner.users) > 1 or inner.kwargs:
+        return
+    numbers, factor = inner.args
+    if not isinstance(factor, fx.Node) or factor.target is not aten.exp.default:
+        return
+    scale: Any = factor.args[0]
+    if scale.op != "get_attr" or not scale.target.startswith("scale."):
+        return
+    view.replace_input_with(inner, numbers)  # type: ignore[arg-type]
+    norm.args = (*norm.args[:LOG_ALPHA], scale)
+
+
+RESHAPING = {aten.movedim.int, aten.select.int, aten.expand.default, aten.permute.default}
 
 
 def _same_as(view: fx.Node) -> fx.Node | None:

@@ -26,7 +26,9 @@ def recomputed(op: Any, reference: Callable[..., Any]) -> None:
         wanted = [index for index in ctx.places if ctx.needs_input_grad[index]]
         with torch.enable_grad():
             outputs = reference(*inputs)
-        found = torch.autograd.grad(outputs, [inputs[index] for index in wanted], gradients, allow_unused=True)
+        given = zip([outputs] if isinstance(outputs, Tensor) else outputs, gradients, strict=True)
+        results_of, gradients_of = zip(*(pair for pair in given if pair[0].requires_grad), strict=True)
+        found = torch.autograd.grad(results_of, [inputs[index] for index in wanted], gradients_of, allow_unused=True)
         results: list[Any] = [None] * len(inputs)
         for index, gradient in zip(wanted, found, strict=True):
             results[index] = gradient

@@ -28,14 +28,19 @@ def reference(
     eps: float,
     centred: bool,
     expected: bool,
-) -> tuple[Tensor, Tensor]:
+    more_mean: Tensor | None = None,
+    more_var: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The rules themselves; ``expected``: the statistic is E[x²], else that of the mean."""
+    totals = mean.new_empty(0), var.new_empty(0)
+    if more_mean is not None and more_var is not None:
+        mean, var = totals = mean + more_mean, var + more_var
     rules = NORMALIZATION if expected else streamlining.NORMALIZATION
     rule = rules[functions.standardize if centred else functions.rms_normalize]
     gamma, beta = (
         None if m is None else m if v is None else Moments(m, v) for m, v in ((weight, weight_var), (bias, bias_var))
     )
-    return tuple(scale_and_shift(rule(Moments(mean, var * log_alpha.exp()), (-1,), eps), gamma, beta))
+    return *scale_and_shift(rule(Moments(mean, var * log_alpha.exp()), (-1,), eps), gamma, beta), *totals
 
 
 @torch.library.custom_op("varprop::norm", mutates_args=())
@@ -50,14 +55,18 @@ def norm(
     eps: float,
     centred: bool,
     expected: bool,
-) -> tuple[Tensor, Tensor]:
-    """LayerNorm (``centred``) or RMSNorm of x ~ N(mean, α var)."""
-    return _compute(mean, var, log_alpha, weight, weight_var, bias, bias_var, eps, centred, expected)
+    more_mean: Tensor | None,
+    more_var: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """LayerNorm (``centred``) or RMSNorm of x ~ N(mean, α var); if there is more, of the sum, which is returned too."""
+    return _compute(
+        mean, var, log_alpha, weight, weight_var, bias, bias_var, eps, centred, expected, more_mean, more_var
+    )
 
 
-def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _compute(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean, var = arguments[:2]
-    tensors = [x for x in arguments[:7] if x is not None]
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
     fits = usable(*tensors) and mean.shape == var.shape and 0 < mean.shape[-1] <= LONGEST_ROW and mean.numel()
     if fits and (results := attempt("norm", lambda: _launch(*arguments))):
         return results
@@ -65,8 +74,13 @@ def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @norm.register_fake
-def _(mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return mean.new_empty(mean.shape), var.new_empty(mean.shape)
+def _(mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _results(mean, var, rest[-1] is not None)
+
+
+def _results(mean: Tensor, var: Tensor, more: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    size = mean.shape if more else (0,)
+    return mean.new_empty(mean.shape), var.new_empty(mean.shape), mean.new_empty(size), var.new_empty(size)
 
 
 recomputed(norm, reference)
@@ -75,21 +89,22 @@ recomputed(norm, reference)
 normalize = call_of(torch.ops.varprop.norm, _compute, reference)
 
 
-def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from varprop.kernels.tiles import norm_kernel
 
-    weight, weight_var, bias, bias_var, eps, centred, expected = rest
+    weight, weight_var, bias, bias_var, eps, centred, expected, *more = rest
     size = mean.shape[-1]
-    results = mean.new_empty(mean.shape), var.new_empty(mean.shape)
+    results = _results(mean, var, more[-1] is not None)
     mean = mean.contiguous()
+    added = [mean if x is None else x.contiguous() for x in more]
     vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
     tokens, block = mean.numel() // size, at_least_16(size)
     rows, warps = tile_for(tokens, block)
     with on(mean.device):
         norm_kernel[(-(-tokens // rows),)](
-            mean, var.contiguous(), log_alpha, *vectors, *results, tokens, size, eps,
-            WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var), CENTRED=centred, EXPECTED=expected,
-            ROWS=rows, BLOCK=block, num_warps=warps,
+            mean, var.contiguous(), *added, log_alpha, *vectors, *results, tokens, size, eps,
+            MORE=int(more[-1] is not None), WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var),
+            CENTRED=centred, EXPECTED=expected, ROWS=rows, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return results
 

@@ -84,8 +84,9 @@ def attention_kernel(
 
 @triton.jit
 def norm_kernel(
-    mean, var, log_alpha, weight, weight_var, bias, bias_var, out_mean, out_var, rows, size, eps,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, EXPECTED: tl.constexpr,
+    mean, var, more_mean, more_var, log_alpha, weight, weight_var, bias, bias_var,
+    out_mean, out_var, total_mean, total_var, rows, size, eps,
+    MORE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, EXPECTED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some rows. ``WEIGHT`` and ``BIAS``: 0 if there is none, 1 if it is certain, 2 if it is random."""
@@ -95,6 +96,12 @@ def norm_kernel(
     inside, at = (row < rows) & kept, row * size + column
     x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(var + at, mask=inside, other=0.0).to(tl.float32)
+    if MORE:  # what it is the norm of is rounded as it is stored
+        x = (x + tl.load(more_mean + at, mask=inside, other=0.0).to(tl.float32)).to(total_mean.dtype.element_ty)
+        v = (v + tl.load(more_var + at, mask=inside, other=0.0).to(tl.float32)).to(total_var.dtype.element_ty)
+        tl.store(total_mean + at, x, mask=inside)
+        tl.store(total_var + at, v, mask=inside)
+        x, v = x.to(tl.float32), v.to(tl.float32)
     v = v * tl.exp(tl.load(log_alpha).to(tl.float32))
     if CENTRED:
         x = tl.where(inside, x - tl.sum(x, 1)[:, None] / size, 0.0)
@@ -162,8 +169,9 @@ def contract_kernel(
 
 @triton.jit
 def token_norm_kernel(
-    mean, numbers, sums, weight, weight_var, bias, by_numbers, by_square, out_mean, out_numbers,
-    rows, size, terms, stride, step, eps,
+    mean, numbers, more_mean, log_alpha, sums, weight, weight_var, bias, by_numbers, by_square,
+    out_mean, out_numbers, total_mean, rows, size, terms, stride, step, eps,
+    ADDED: tl.constexpr, SCALED: tl.constexpr,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, ONES: tl.constexpr, CENTRED: tl.constexpr, TERMS: tl.constexpr,
     OTHER: tl.constexpr, SQUARE: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -177,6 +185,12 @@ def token_norm_kernel(
     inside, at = live & kept, row * size + column
     x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
     c = tl.load(numbers + row * stride + k * step, mask=live & held, other=0.0).to(tl.float32)
+    if ADDED:
+        x = (x + tl.load(more_mean + at, mask=inside, other=0.0).to(tl.float32)).to(total_mean.dtype.element_ty)
+        tl.store(total_mean + at, x, mask=inside)
+        x = x.to(tl.float32)
+    if SCALED:
+        c = c * tl.exp(tl.load(log_alpha).to(tl.float32))
     s = tl.load(sums + k, mask=held, other=0.0).to(tl.float32)
     if CENTRED:
         x = tl.where(inside, x - tl.sum(x, 1)[:, None] / size, 0.0)

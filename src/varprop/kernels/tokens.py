@@ -115,10 +115,16 @@ def norm_reference(
     by_numbers: Tensor | None = None,
     by_square: Tensor | None = None,
     more: bool = False,
-) -> tuple[Tensor, Tensor]:
+    more_mean: Tensor | None = None,
+    log_alpha: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """In float32, or what is wider."""
     wide = torch.promote_types(mean.dtype, torch.float32)
+    total_mean = mean.new_empty(0)
+    if more_mean is not None:
+        mean = total_mean = mean + more_mean
     x, c = mean.to(wide), numbers.to(wide)
+    c = c if log_alpha is None else c * log_alpha.to(wide).exp()
     x = x - x.mean(-1, keepdim=True) if centred else x
     total = x.square().sum(-1, keepdim=True) + (c * sums.to(wide)).sum(-1, keepdim=True)
     factor = torch.rsqrt(total / x.shape[-1] + eps)
@@ -129,9 +135,9 @@ def norm_reference(
         parts.append(torch.ones_like(factor))
     y = y if weight is None else y * weight.to(wide)
     y, results = (y if bias is None else y + bias.to(wide)).to(mean.dtype), torch.cat(parts, -1)
-    if by_numbers is None and by_square is None:
-        return y, results
-    return y, contract_reference(y, results, by_numbers, by_square, more)
+    if by_numbers is not None or by_square is not None:
+        results = contract_reference(y, results, by_numbers, by_square, more)
+    return y, results, total_mean
 
 
 @torch.library.custom_op("varprop::token_norm", mutates_args=())
@@ -148,15 +154,18 @@ def token_norm(
     by_numbers: Tensor | None,
     by_square: Tensor | None,
     more: bool,
-) -> tuple[Tensor, Tensor]:
+    more_mean: Tensor | None,
+    log_alpha: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """A norm over features of x ~ N(mean, Σ_k numbers[k] v_k), ``sums[k]`` = Σ_d v_k: its mean, and the numbers of v_k,
     of the variance of ``weight`` and, if asked for, of that of the bias; or, in their place, what ``contract`` makes of
-    both.
+    both. If there is more to the mean, it is the norm of the sum, which is returned too; α scales the numbers.
     """
-    return _norm(mean, numbers, sums, weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more)
+    parts = mean, numbers, sums, weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more
+    return _norm(*parts, more_mean, log_alpha)
 
 
-def _norm(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _norm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     mean, numbers = arguments[:2]
     tensors = [x for x in arguments if isinstance(x, Tensor)]
     fits = usable(*tensors) and 0 < mean.shape[-1] <= LONGEST_ROW and numbers.shape[-1] <= MOST_TERMS and mean.numel()
@@ -166,13 +175,18 @@ def _norm(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @token_norm.register_fake
-def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return mean.new_empty(mean.shape), numbers_of(mean, _count(numbers, rest))
+def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _norm_results(mean, numbers, rest)
+
+
+def _norm_results(mean: Tensor, numbers: Tensor, rest: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    total = mean.new_empty(0 if rest[-2] is None else mean.shape)
+    return mean.new_empty(mean.shape), numbers_of(mean, _count(numbers, rest)), total
 
 
 def _count(numbers: Tensor, rest: Sequence[Any]) -> int:
     """Of numbers that leave."""
-    _, _, weight_var, *_, ones, by_numbers, by_square, more = rest
+    _, _, weight_var, *_, ones, by_numbers, by_square, more, _, _ = rest
     counts = counts_of(by_numbers, by_square)
     return sum(counts) + more if any(counts) else numbers.shape[-1] + (weight_var is not None) + ones
 
@@ -180,26 +194,27 @@ def _count(numbers: Tensor, rest: Sequence[Any]) -> int:
 recomputed(token_norm, norm_reference)
 
 
-def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     from varprop.kernels.tiles import token_norm_kernel
 
-    weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more = rest
+    weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more, *optional = rest
     size, terms = mean.shape[-1], numbers.shape[-1]
     tokens, block = mean.numel() // size, at_least_16(size)
     kind = 0 if weight is None else 1 if weight_var is None else 2
-    out = numbers_of(mean, _count(numbers, (sums, *rest)))
-    result, flat = mean.new_empty(mean.shape), numbers.reshape(tokens, terms)
+    results, flat = _norm_results(mean, numbers, (sums, *rest)), numbers.reshape(tokens, terms)
+    added = [mean if x is None else x.contiguous() for x in optional]
     vectors = [mean if x is None else x.contiguous() for x in (sums, weight, weight_var, bias, by_numbers, by_square)]
     counts = counts_of(by_numbers, by_square)
     rows, warps = tile_for(tokens, block)
     with on(mean.device):
         token_norm_kernel[(-(-tokens // rows),)](
-            mean.contiguous(), flat, *vectors, result, out, tokens, size, terms, *flat.stride(), eps,
+            mean.contiguous(), flat, *added, *vectors, *results, tokens, size, terms, *flat.stride(), eps,
+            ADDED=int(optional[0] is not None), SCALED=int(optional[1] is not None),
             WEIGHT=kind, BIAS=int(bias is not None), ONES=int(ones), CENTRED=centred, TERMS=at_least_16(terms + 2),
             OTHER=counts[0], SQUARE=counts[1], MORE=int(more and any(counts)), ROWS=rows,
             BLOCK=block, num_warps=max(1, warps // rows),
         )  # fmt: skip
-    return result, out
+    return results
 
 
 normalized = call_of(torch.ops.varprop.token_norm, _norm, norm_reference)
@@ -228,9 +243,9 @@ def _normalize_form(x: Factored, weight: Any, bias: Any, eps: Any, *, centred: b
         return products.normalize(x, weight, bias, eps, centred=centred)
     vectors = products.centred_var(found[1]) if centred else found[1]
     noise = weight.var if is_random(weight) else None
-    mean, numbers = torch.ops.varprop.token_norm(
+    mean, numbers, _ = torch.ops.varprop.token_norm(
         x.mean, found[0], vectors.sum(-1), mean_of(weight), noise, mean_of(bias), eps, centred, is_random(bias),
-        None, None, False,
+        None, None, False, None, None,
     )  # fmt: skip
     square = None if weight is None else mean_of(weight).square() if noise is None else mean_of(weight) ** 2 + noise
     rows = [vectors if square is None else vectors * square]
