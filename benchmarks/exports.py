@@ -1,13 +1,14 @@
 """Models at their full size as files: .pt2, AOTInductor, ONNX Runtime beside the predictor they were written from.
 
-python benchmarks/exports.py vit_b_16 resnet_50 bert_base      # a line of JSON for each model and form
+python benchmarks/exports.py                                 # a line of JSON for each model and form
+python benchmarks/exports.py vit_b_16 --forms onnx,pt2,aot
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -66,7 +67,7 @@ def opened(kind: str, file: Path) -> Callable[[Batch], dict[str, Tensor]]:
     return lambda batch: module(*batch.values())
 
 
-def measured(name: str) -> Iterator[dict[str, Any]]:
+def measured(name: str, forms: list[str]) -> Iterator[dict[str, Any]]:
     """A line for each form of the file."""
     kind, batch = MODELS[name]
     torch.manual_seed(0)
@@ -75,7 +76,7 @@ def measured(name: str) -> Iterator[dict[str, Any]]:
     predictor = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model, std=1e-3)))
     batches = {count: batch(count) for count in BATCHES}
     expected = {count: outputs(predictor(**inputs)) for count, inputs in batches.items()}
-    for form in ("onnx", "pt2", "aot"):
+    for form in forms:
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             file = Path(folder) / ("model.onnx" if form == "onnx" else "model.pt2")
             started = time.perf_counter()
@@ -103,6 +104,10 @@ def measured(name: str) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for name in sys.argv[1:] or MODELS:
-        for line in measured(name):
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("models", nargs="*", default=list(MODELS))
+    options.add_argument("--forms", default="onnx,pt2,aot")
+    given = options.parse_args()
+    for name in given.models:
+        for line in measured(name, given.forms.split(",")):
             print(json.dumps(line), flush=True)

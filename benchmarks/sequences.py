@@ -1,6 +1,6 @@
 """Which of its own answers are wrong? A small causal model, trained on the questions of DAQUAR without the images.
 
-python benchmarks/sequences.py FOLDER      # with train.csv and eval.csv; lines of JSON, AURC ×1000: smaller is better
+python benchmarks/sequences.py FOLDER 3    # with train.csv and eval.csv; three seeds, AURC ×1000: smaller is better
 
 Answers are generated word by word. They are ranked by the mean log-probability of their words, under the plain network
 and under the propagated one, and by the variance of their logits.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import varprop as vp
 
 PAD, END, ASK = 0, 1, 2
-EPOCHS, BATCH, WORDS = 8, 64, 4
+EPOCHS, BATCH, WORDS = 6, 64, 4
 Pairs = list[tuple[list[str], list[str]]]
 
 
@@ -55,7 +55,7 @@ def batch(pairs: Pairs, known: Vocabulary) -> tuple[dict[str, Tensor], Tensor]:
 
 def trained(pairs: Pairs, known: Vocabulary) -> nn.Module:
     config = transformers.GPT2Config(
-        n_layer=2, n_head=4, n_embd=128, n_positions=128, vocab_size=known.size, bos_token_id=END, eos_token_id=END
+        n_layer=2, n_head=4, n_embd=96, n_positions=128, vocab_size=known.size, bos_token_id=END, eos_token_id=END
     )
     model = transformers.GPT2LMHeadModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
@@ -63,7 +63,8 @@ def trained(pairs: Pairs, known: Vocabulary) -> nn.Module:
         for rows in torch.randperm(len(pairs)).split(BATCH):
             inputs, target = batch([pairs[i] for i in rows], known)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(**inputs).logits.flatten(0, 1), target.flatten()).backward()
+            hidden = model.transformer(**inputs).last_hidden_state[target != -100]
+            nn.functional.cross_entropy(model.lm_head(hidden), target[target != -100]).backward()
             optimizer.step()
     return model.eval()
 
@@ -103,16 +104,18 @@ def measured(folder: Path, seed: int) -> dict[str, object]:
     )
     plain = vp.Propagated(vp.propagate(model, tiny), link=link)
     fitted = vp.fit(model, batches, link=link, progress=False)
-    aurc = {}
+    aurc: dict[str, float] = {}
+    right: dict[str, float] = {}
     for name, predictor in (("plain", plain), ("cvp", fitted)):
         predictor(input_ids=batches[0][0]["input_ids"])
         found = answered(vp.Stepper(predictor), test, known)
+        right[name] = round(float(found["right"].mean()), 4)
         aurc[f"{name} mean log-probability"] = float(vp.metrics.aurc(found["score"], found["right"]))
         if name == "cvp":
             aurc["cvp variance"] = float(vp.metrics.aurc(found["certain"], found["right"]))
     return {
         "questions": len(test),
-        "right": round(float(found["right"].mean()), 4),
+        "right": right,
         "calibration": fitted.net.calibration.chosen if fitted.net.calibration else None,
         "aurc": {name: round(1000 * value, 2) for name, value in aurc.items()},
         "seed": seed,
@@ -122,5 +125,5 @@ def measured(folder: Path, seed: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for number in range(3):
+    for number in range(int(sys.argv[2]) if len(sys.argv) > 2 else 1):
         print(json.dumps(measured(Path(sys.argv[1]), number)), flush=True)
