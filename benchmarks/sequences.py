@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import varprop as vp
 
 PAD, END, ASK = 0, 1, 2
-EPOCHS, BATCH, WORDS = 6, 64, 4
+EPOCHS, BATCH, WORDS = 5, 64, 4
 Pairs = list[tuple[list[str], list[str]]]
 
 
@@ -92,7 +92,7 @@ def answered(stepper: vp.Stepper, pairs: Pairs, known: Vocabulary) -> dict[str, 
 def measured(folder: Path, seed: int) -> dict[str, object]:
     torch.manual_seed(seed)
     pairs, test = read(folder / "train.csv"), read(folder / "eval.csv")
-    held_out, train = pairs[:1500], pairs[1500:]
+    held_out, train = pairs[:750], pairs[750:]
     known = Vocabulary(train)
     started = time.perf_counter()
     model = trained(train, known)
@@ -103,7 +103,7 @@ def measured(folder: Path, seed: int) -> dict[str, object]:
         dict(model.named_parameters()), {name: torch.full_like(w, 1e-20) for name, w in model.named_parameters()}
     )
     plain = vp.Propagated(vp.propagate(model, tiny), link=link)
-    fitted = vp.fit(model, batches, link=link, progress=False)
+    fitted = vp.fit(model, batches, link=link, scales=(), progress=False)
     aurc: dict[str, float] = {}
     right: dict[str, float] = {}
     for name, predictor in (("plain", plain), ("cvp", fitted)):
