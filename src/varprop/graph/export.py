@@ -106,7 +106,10 @@ def export(
     with watched(model, lambda kind, path, x: mark(x, f"{kind}:{path}")), Unrolled():
         with _one_at_a_time, _silent_if_it_fails():
             program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
-        program = program.run_decompositions(_composites(program.graph, known))
+        _drop_dropout(program.graph)
+        composites = _composites(program.graph, known)
+        if composites or not _is_functional(program.graph):  # else it would be the same, after as long as an export
+            program = program.run_decompositions(composites | {RRELU: _rrelu})
     captured = _read(program, call.structure, tensors.constant)
     _leave_softmax_to_the_link(captured)
     name_instance_norms(captured)
@@ -119,7 +122,23 @@ def _composites(graph: fx.Graph, known: Container[Any]) -> dict[Any, Callable[..
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     ops = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)} - SYMBOLS
     made = {op for op in ops if op not in known and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
-    return {op: functools.partial(op._op_dk, key) for op in made} | {RRELU: _rrelu}
+    return {op: functools.partial(op._op_dk, key) for op in made}
+
+
+def _drop_dropout(graph: fx.Graph) -> None:
+    """Outside of training it hands on its input."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.dropout.default):
+        if node.args[2] is False:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _is_functional(graph: fx.Graph) -> bool:
+    """Does no op write to what others read, or contain a graph of its own?"""
+    targets = {node.target for node in graph.nodes if node.op == "call_function"}
+    if RRELU in targets or any(isinstance(op, torch._ops.HigherOrderOperator) for op in targets):
+        return False
+    return not any(op._schema.is_mutable for op in targets if isinstance(op, torch._ops.OpOverload))
 
 
 def _rrelu(x: Tensor, noise: Tensor, lower: float, upper: float, training: bool = False, *rest: Any) -> Any:
