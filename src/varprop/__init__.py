@@ -30,7 +30,7 @@ from varprop.prediction.temperature import TemperatureScaled
 from varprop.report import write_report
 from varprop.rules import CVP, FACTORED, STREAMLINING, Rule, RuleSet, factored, rule, streamlining
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "ABLATIONS",
