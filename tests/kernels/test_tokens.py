@@ -86,12 +86,16 @@ def test_a_network_of_kernels_is_the_one_written_out(monkeypatch):
         y = net(x)
         gradients = torch.autograd.grad(y.mean.sum() + y.var.sum(), list(net.scale.parameters()))
         found.append((*y, torch.stack(gradients)))
-        calls = [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
+        nodes = net.plan((x,), {})[0].module.graph.nodes
+        calls = [node.target for node in nodes]
     for got, wanted in zip(*found, strict=True):
         assert torch.allclose(got, wanted, rtol=1e-9)
     assert calls.count(activations.activate) == 1
     assert calls.count(tokens.contracted) == 2  # what three layers want is summed up by norms and the activation
     assert calls.count(tokens.normalized) == 2
+    norms = [node for node in nodes if node.target is tokens.normalized]
+    assert [node.args[12] is not None for node in norms] == [False, True]  # the second is of a residual sum
+    assert all(str(node.args[13].target).startswith("scale.") for node in norms)
 
 
 def test_what_is_no_sum_of_tokens_is_multiplied_out(monkeypatch):

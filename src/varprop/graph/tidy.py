@@ -17,7 +17,11 @@ aten = torch.ops.aten
 
 SUMS: dict[Any, int] = {activate: 5, normalized: 9}
 """Steps that sum their results up if asked to, and where among their arguments these questions are."""
+ADDS = {normalize: {0: 10, 1: 11}, normalized: {0: 12}}
+"""Norms: where among their arguments a sum may be, and where its second term goes. Sums are their last results."""
+LOG_ALPHA = 13  # of a norm of factored variances
 VIEWS = {aten.view.default, aten._unsafe_view.default}
+RESHAPING = {aten.movedim.int, aten.select.int, aten.expand.default, aten.permute.default}
 COPIES = {aten.clone.default, aten.alias.default, aten.detach.default}
 
 
@@ -65,11 +69,6 @@ def _sum_up_at_once(sums: fx.Node) -> None:
     graph.erase_node(sums)
 
 
-ADDS = {normalize: {0: 10, 1: 11}, normalized: {0: 12}}
-"""Norms: where among their arguments a sum may be, and where its second term goes. Sums are their last results."""
-LOG_ALPHA = 13  # of a norm of factored variances
-
-
 def _add_at_once(norm: fx.Node) -> None:
     """The residual sum before a norm is computed with it; whoever else wants the sum gets it from there."""
     places, args, graph = ADDS[norm.target], list(norm.args), norm.graph  # type: ignore[index]
@@ -110,9 +109,6 @@ def _scale_at_once(norm: fx.Node) -> None:
         return
     view.replace_input_with(inner, numbers)  # type: ignore[arg-type]
     norm.args = (*norm.args[:LOG_ALPHA], scale)
-
-
-RESHAPING = {aten.movedim.int, aten.select.int, aten.expand.default, aten.permute.default}
 
 
 def _same_as(view: fx.Node) -> fx.Node | None:
