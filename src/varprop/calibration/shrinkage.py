@@ -24,6 +24,7 @@ COMMON = 0.5  # standard deviation of the prior of the common log α: the width 
 FURTHEST = 1.5  # no entry of θ moves further in one step
 ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
 LATELY, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more
+POOR = 0.5  # a step that keeps less of its promise goes too far, and the next one too
 SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
 
 
@@ -145,10 +146,10 @@ def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: ND
         if converged := flat or -0.5 * float(slope @ step) < ENOUGH:
             break
         tried, value, next_slope = look(theta + step)
-        if value < best:
-            theta, found, best, slope, damping = theta + step, tried, value, next_slope, damping / 4
-        else:
-            damping = max(4 * damping, 1.0)
+        kept = (best - value) / -float(slope @ step + 0.5 * step @ curvature @ step)  # of what the step promised
+        damping = max(4 * damping, 1.0) if kept <= 0 else max(2 * damping, 0.5) if kept < POOR else damping / 4
+        if kept > 0:
+            theta, found, best, slope = theta + step, tried, value, next_slope
         before.append(best)
     if len(folds) < len(found.gradients):
         return Fitted(theta, [], converged)
