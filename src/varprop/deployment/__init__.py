@@ -1,1 +1,1 @@
-"""Predictors as files that run without varprop."""
+"""Predictors at work: exported, serving, scoring large data, writing texts."""

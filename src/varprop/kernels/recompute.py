@@ -27,8 +27,8 @@ def recomputed(op: Any, reference: Callable[..., Any]) -> None:
         with torch.enable_grad():
             outputs = reference(*inputs)
         given = zip([outputs] if isinstance(outputs, Tensor) else outputs, gradients, strict=True)
-        results_of, gradients_of = zip(*(pair for pair in given if pair[0].requires_grad), strict=True)
-        found = torch.autograd.grad(results_of, [inputs[index] for index in wanted], gradients_of, allow_unused=True)
+        asked, pulling = zip(*(pair for pair in given if pair[0].requires_grad), strict=True)
+        found = torch.autograd.grad(asked, [inputs[index] for index in wanted], pulling, allow_unused=True)
         results: list[Any] = [None] * len(inputs)
         for index, gradient in zip(wanted, found, strict=True):
             results[index] = gradient
