@@ -1,9 +1,12 @@
-"""Ordinary networks of a row: trained together, then studied in several processes.
+"""Networks of a row: trained together, then studied in several processes.
 
 ``python -m experiments.fleet ROW OUT --seeds 20-24 --methods "mean,temperature;cvp-adam;cvp-isotropic"``: a process
 takes the methods of one seed up to a semicolon, and each row is written when it is there. What has not ended after
-``--seconds`` is stopped, and all is if one process fails; what was trained and what is in OUT/rows.jsonl is not done
-again.
+``--seconds`` is stopped, and all is if one process fails; what was trained and what is in OUT is not done again.
+
+Ordinary networks have rows in OUT/rows.jsonl. With ``--tables`` methods are those of the tables (``cvp``, ``mc-64``),
+and rows go into OUT/results.db; ``--search`` trains all candidates of the row first and takes the best on held-out
+data, ``--costs`` times compiled passes in the end, with nothing else running.
 """
 
 from __future__ import annotations
@@ -13,29 +16,48 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
-from experiments.experiment import Sources
+from experiments.experiment import Experiment, Sources
 from experiments.ordinary import Study
 from experiments.pipeline import Pipeline
 from experiments.rows import row_named
+from experiments.search import best, search
 from varprop.cli.references import numbers
+from varprop.evaluation.methods import listed
 
 PAUSE = 0.2  # seconds between looks at the processes
 
 
+def _experiment(asked: argparse.Namespace) -> Experiment:
+    found = row_named(asked.row)
+    if asked.epochs:
+        shorter = {name: replace(recipe, epochs=asked.epochs) for name, recipe in found.candidates.items()}
+        found = replace(found, recipe=replace(found.recipe, epochs=asked.epochs), candidates=shorter)
+    if asked.tables:
+        found = replace(found, methods=tuple(listed(asked.methods.replace(";", ","))))
+    return found
+
+
 def _pipeline(asked: argparse.Namespace) -> Pipeline:
+    experiment = _experiment(asked)
+    if asked.search:
+        experiment = best(experiment, asked.out)
     sources = Sources(asked.data, asked.weights)
-    seeds, device = numbers(asked.seeds), asked.device
-    pipeline = Pipeline(row_named(asked.row), seeds, asked.out, device, sources, asked.epochs, asked.limit)
-    pipeline.progress = False
+    pipeline = Pipeline(experiment, numbers(asked.seeds), asked.out, asked.device, sources, limit=asked.limit)
+    pipeline.progress = pipeline.fidelity = False
     return pipeline
 
 
 def _train(asked: argparse.Namespace) -> None:
+    experiment = _experiment(asked)
+    if asked.search and not (asked.out / f"{asked.row}-search.json").exists():
+        sources = Sources(asked.data, asked.weights)
+        search(experiment, numbers(asked.seeds), asked.out, asked.device, sources, progress=False)
     pipeline = _pipeline(asked)
     pipeline.side_by_side = len(pipeline.seeds)
     pipeline.train(pipeline.seeds)
@@ -44,7 +66,14 @@ def _train(asked: argparse.Namespace) -> None:
 def _study(asked: argparse.Namespace, seed: int, methods: Sequence[str], until: float) -> None:
     torch.set_num_threads(asked.threads)
     pipeline = _pipeline(asked)
-    Study(pipeline, seed, pipeline.seeds, asked.out / "rows.jsonl", until, methods).run()
+    if not asked.tables:
+        Study(pipeline, seed, pipeline.seeds, asked.out / "rows.jsonl", until, methods).run()
+    elif missing := [method for method in pipeline.missing(seed) if method.slug in methods]:
+        pipeline.evaluate(pipeline.subject(seed), seed, missing, {})
+
+
+def _price(asked: argparse.Namespace) -> None:
+    _pipeline(asked).price(numbers(asked.seeds)[0])
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -60,7 +89,9 @@ def run(asked: argparse.Namespace) -> int:
         for group in groups
         for seed in numbers(asked.seeds)
     ]
-    return watch(studies, asked.workers, until)
+    if (stopped := watch(studies, asked.workers, until)) or not asked.costs:
+        return stopped
+    return watch([spawn.Process(target=_price, args=(asked,), name="costs")], 1, until)
 
 
 def watch(processes: Sequence[BaseProcess], most: int, until: float) -> int:
@@ -98,6 +129,9 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a process")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--tables", action="store_true", help="methods of the tables")
+    parser.add_argument("--search", action="store_true", help="the best candidate on held-out data")
+    parser.add_argument("--costs", action="store_true", help="times of compiled passes")
     return parser.parse_args()
 
 

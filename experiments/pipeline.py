@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Pipeline:
     limit: int | None = None
     """This many training examples at most, and a tenth of it held out and tested: to see that all works."""
     side_by_side: int | None = None
+    fidelity: bool = True
+    """CVP is compared with samples module by module, and its norms too."""
     progress: bool = True
     say: Callable[[str], None] = print
     _read: tuple[int, Splits] | None = field(default=None, init=False, repr=False)
@@ -66,7 +68,8 @@ class Pipeline:
         try:
             self.train(wanted)
             for seed in wanted:
-                self._evaluate(results, seed, missing[seed])
+                subject = self.subject(seed)
+                self.evaluate(subject, seed, missing[seed], self._costs(subject))
         except torch.OutOfMemoryError as error:
             raise ExperimentError(
                 f"{self.device} has too little memory ({str(error).partition('.')[0]}); what is finished is kept. "
@@ -145,9 +148,9 @@ class Pipeline:
 
     # --- evaluating ----------------------------------------------------------------------------------
 
-    def _evaluate(self, results: Results, seed: int, methods: Sequence[Method]) -> None:
-        subject = self.subject(seed)
-        costs = self._costs(subject)
+    def evaluate(self, subject: Subject, seed: int, methods: Sequence[Method], costs: Mapping[str, Cost]) -> None:
+        """Add the rows of some methods."""
+        results = Results(self.folder)
         entries: dict[str, Any] = {"row": self.experiment.name, "seed": seed, "config": self.config}
 
         def keep(row: Row, scores: dict[str, Any]) -> None:
@@ -175,7 +178,7 @@ class Pipeline:
         row, scores = measure(
             predictor, subject.held_out, subject.test, method=method.slug, progress=self.progress, **entries
         )
-        if method.slug == "cvp" and isinstance(predictor, Propagated):
+        if self.fidelity and method.slug == "cvp" and isinstance(predictor, Propagated):
             args, kwargs = _call(subject.test.first(32))
             sampler = MonteCarlo(subject.model, subject.posterior, 128)
             bare = compare(subject.lifted(CVP), sampler, *args, **kwargs)
@@ -218,6 +221,14 @@ class Pipeline:
             PreparedBatches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
         )
         return Subject(model, posterior, held_out, test, self.experiment.link)
+
+    def price(self, seed: int) -> None:
+        """What each method costs, into its rows that lack it."""
+        results = Results(self.folder)
+        lacking = [row for row in results.rows if row.row == self.experiment.name and row.cost is None]
+        costs = self._costs(self.subject(seed)) if lacking else {}
+        for row in lacking:
+            results.add(replace(row, cost=costs.get(row.method)), results.scores(row))
 
     def _costs(self, subject: Subject) -> dict[str, Cost]:
         """What each method costs: measured once for an experiment and a device, and kept beside the rows."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from rich.table import Table
 from torch import nn
 
 from experiments.experiment import NOWHERE, Experiment, Sources
@@ -20,6 +20,9 @@ from varprop.evaluation.evaluate import evaluate, revision
 from varprop.posterior import Posterior
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.predictors import MeanNetwork
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SAMPLES = 8  # the paper chose by the held-out AURC of this many
 
@@ -95,8 +98,18 @@ def _posteriors(
         yield start(each).to(device).eval(), posterior
 
 
+def best(experiment: Experiment, folder: Path) -> Experiment:
+    """The experiment with the candidate whose samples had the least AURC in a search that was written there."""
+    found = json.loads((folder / f"{experiment.name}-search.json").read_text())
+    trials = [Trial(**trial) for trial in found["trials"]]
+    risks = {name: _averages([t for t in trials if t.candidate == name])[-1] for name in experiment.candidates}
+    return replace(experiment, recipe=experiment.candidates[min(risks, key=risks.__getitem__)])
+
+
 def trial_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
     """Accuracy and AURC of the mean network and of the samples, averaged over seeds; the best candidate on top."""
+    from rich.table import Table  # which a search does without
+
     table = Table(title="held-out data, mean over seeds", title_justify="left", title_style="bold")
     table.add_column("candidate")
     for kind in ("mean network", f"MC-{SAMPLES}"):

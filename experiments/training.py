@@ -34,7 +34,7 @@ Prepare = Callable[[Any], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of each example, from logits [N, C] and labels."""
 SOFTMAX = Softmax()
-SAVE_EVERY = 30.0  # seconds
+SAVE_EVERY, SHARE = 30.0, 0.05  # seconds; the share of the time that may go into saving
 
 
 def loss_of(link: Link) -> Loss:
@@ -107,14 +107,16 @@ def train(
     lanes = [lanes[i] for i in order]
     run = _Run(lanes, [model(lane) for lane in lanes], examples.to(device), prepare, loss_of(link), device)
     epochs = lanes[0].recipe.epochs
-    saved = time.monotonic()
+    saved, pause = time.monotonic(), SAVE_EVERY
     hidden = not progress or run.done == epochs
     with tqdm(total=epochs, initial=run.done, desc="train", unit=" epochs", disable=hidden or None) as bar:
         while run.done < epochs:
             losses = run.epoch()
-            if run.done == epochs or time.monotonic() - saved > SAVE_EVERY:
+            if run.done == epochs or time.monotonic() - saved > pause:
+                started = time.monotonic()
                 run.save()
                 saved = time.monotonic()
+                pause = max(SAVE_EVERY, (saved - started) / SHARE)
             bar.update()
             bar.set_postfix(loss=" ".join(f"{loss:.3f}" for loss in losses))
     found = dict(zip(order, run.posteriors(), strict=True))

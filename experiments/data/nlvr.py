@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,11 @@ BOXES, MOST = 3, 8
 SIZES, SHAPES, COLOURS = (10, 20, 30), ("triangle", "circle", "square"), ("yellow", "black", "#0099ff")
 SIDE = 100
 FEATURES = 2 + len(SIZES) + len(SHAPES) + len(COLOURS) + BOXES + 4
+COLOUR, BOX = slice(8, 11), slice(11, 14)
+"""Among the features."""
 ORDERS = tuple(itertools.permutations(range(BOXES)))
+COLOUR_WORDS = ("yellow", "black", "blue")
+"""As statements have them."""
 
 
 @dataclass(frozen=True)
@@ -105,20 +110,37 @@ def _checked(boxes: Any, where: str) -> list[list[dict[str, Any]]]:
     return boxes
 
 
-def shape_tokens(
-    scenes: Sequence[list[list[dict[str, Any]]]], order: Sequence[int] = ORDERS[0]
-) -> tuple[Tensor, Tensor]:
-    """Features [N, 24, FEATURES] of the shapes, with the boxes in this order, and where there is one [N, 24].
+def shape_tokens(scenes: Sequence[list[list[dict[str, Any]]]]) -> tuple[Tensor, Tensor]:
+    """Features [N, 24, FEATURES] of the shapes, and where there is one [N, 24].
 
     Place, size, kind, colour, box, and which sides of the box it touches: what a detector would find in the drawing.
     """
     tokens, present = torch.zeros(len(scenes), BOXES, MOST, FEATURES), torch.zeros(len(scenes), BOXES, MOST)
     for row, boxes in enumerate(scenes):
-        for box, source in enumerate(order):
-            for place, shape in enumerate(boxes[source]):
-                tokens[row, box, place] = torch.tensor(_features(shape, box))
-                present[row, box, place] = 1
+        for box, shapes in enumerate(boxes):
+            if shapes:
+                tokens[row, box, : len(shapes)] = torch.tensor([_features(shape, box) for shape in shapes])
+                present[row, box, : len(shapes)] = 1
     return tokens.flatten(1, 2), present.flatten(1, 2)
+
+
+def rearranged(
+    tokens: Tensor, present: Tensor, boxes: Sequence[int], colours: Sequence[int] = (0, 1, 2)
+) -> tuple[Tensor, Tensor]:
+    """The same shapes with the boxes in this order, and each colour replaced by that of another number."""
+    divided, there = (x.unflatten(1, (BOXES, MOST)) for x in (tokens, present))
+    moved = divided[:, list(boxes)]
+    moved[..., BOX] = 0
+    for box in range(BOXES):
+        moved[:, box, :, BOX.start + box] = there[:, boxes[box]]
+    moved[..., [COLOUR.start + new for new in colours]] = divided[:, list(boxes)][..., COLOUR]
+    return moved.flatten(1, 2), there[:, list(boxes)].flatten(1, 2)
+
+
+def recoloured(texts: Sequence[str], colours: Sequence[int]) -> list[str]:
+    """Each word for a colour replaced by that of another number."""
+    words = {each: COLOUR_WORDS[new] for each, new in zip(COLOUR_WORDS, colours, strict=True)}
+    return [re.sub("|".join(words), lambda found: words[found[0].lower()], text, flags=re.I) for text in texts]
 
 
 def _features(shape: dict[str, Any], box: int) -> list[float]:

@@ -1,10 +1,15 @@
 """Studies in several processes: all end, or what is left is named."""
 
+import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from experiments import fleet
+from experiments import fleet, pipeline
+from tests.experiments.synthetic import RECIPE, experiment
+from varprop.evaluation.results import Results
 
 
 class Stage:
@@ -45,3 +50,40 @@ def test_one_that_fails_ends_the_whole(capsys):
 def test_what_takes_too_long_is_stopped():
     stages = [Stage("slow", None)]
     assert fleet.watch(stages, 1, 0.0) == 1
+
+
+class AtOnce:
+    """A process that runs when it is started."""
+
+    def __init__(self, target, args, name):
+        self.target, self.args, self.name, self.exitcode = target, args, name, None
+
+    def start(self):
+        self.target(*self.args)
+        self.exitcode = 0
+
+
+@pytest.mark.second
+def test_rows_of_the_tables_with_the_best_candidate(tmp_path, monkeypatch, capsys):
+    """On held-out data, by AURC; costs are added in the end, and nothing is done twice."""
+    rates = {"slow": 0.1, "fast": 0.5}
+    candidates = {name: replace(RECIPE, ivon={**RECIPE.ivon, "lr": rate}) for name, rate in rates.items()}
+    row = experiment(recipe=RECIPE, candidates=candidates)
+    monkeypatch.setattr(fleet, "row_named", lambda _: row)
+    monkeypatch.setattr(fleet.multiprocessing, "get_context", lambda _: SimpleNamespace(Process=AtOnce))
+    costs = {slug: {"plain": 2.0, "sample": 1.0} for slug in ("mean", "temperature", "mc-2")}
+    monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: costs)
+    options = ["--tables", "--search", "--costs", "--device", "cpu", "--seeds", "0,3"]
+    asked = ["fleet", "squares", str(tmp_path), *options, "--methods", "mean,temperature;mc-2"]
+    monkeypatch.setattr(fleet.sys, "argv", asked)
+    assert fleet.run(fleet._asked()) == 0
+    rows = Results(tmp_path).rows
+    assert {(row.method, row.seed) for row in rows} == {(m, s) for m in costs for s in (0, 3)}
+    risks = dict.fromkeys(rates, 0.0)
+    for trial in json.loads((tmp_path / "squares-search.json").read_text())["trials"]:
+        risks[trial["candidate"]] += trial["sampled"]["aurc"]
+    assert {row.config["recipe"]["ivon"]["lr"] for row in rows} == {rates[min(rates, key=risks.__getitem__)]}
+    assert all(row.cost == {"plain": 2.0, "sample": 1.0} for row in rows)
+    assert all(Results(tmp_path).scores(row) for row in rows)
+    monkeypatch.setattr(pipeline.Pipeline, "subject", lambda *_: pytest.fail("there was nothing to do"))
+    assert fleet.run(fleet._asked()) == 0

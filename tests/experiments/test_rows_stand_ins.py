@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments.data import daquar as photos_of_rooms
 from experiments.data.daquar import daquar
-from experiments.data.nlvr import ORDERS, nlvr, shape_tokens
+from experiments.data.nlvr import COLOURS, ORDERS, nlvr, rearranged, recoloured, shape_tokens
 from experiments.faults import DataError
 from experiments.models.features import image_tokens, kept_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked
@@ -56,7 +56,7 @@ def test_trained_and_tested_on_little(tmp_path, name, without_measuring):
     pipeline = run(tmp_path, name, "mean,mc-2")
     rows = pipeline.run().rows
     splits = pipeline.splits(0)
-    sizes = (20, 8, 12) if "daquar" in name else (6 * 12, 4, 8)
+    sizes = (20, 8, 12) if "daquar" in name else (36 * 12, 4, 8)
     assert tuple(map(len, splits[:3])) == sizes
     assert [(row.method, row.examples) for row in rows] == [("mean", sizes[2]), ("mc-2", sizes[2])]
     assert rows[0].config["stand_in"]
@@ -104,13 +104,30 @@ def test_votes_are_soft_labels_and_boxes_are_reordered(tmp_path):
     assert found["dev"].truth.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.2, 0.4, 0.6])
     assert found["hidden"].truth.tolist() == [0, 0, 1, 1, 1, 0, 0, 1]
     tokens, present = shape_tokens(found["dev"].boxes[2:3])
-    turned, there = shape_tokens(found["dev"].boxes[2:3], ORDERS[3])
+    turned, there = rearranged(tokens, present, ORDERS[3])
     assert ORDERS[3] == (1, 2, 0)
     assert present.sum() == there.sum() == 9
     colour, box = slice(8, 11), slice(11, 14)
     assert tokens[0, 0, colour].tolist() == [1, 0, 0]
     assert turned[0, 0, colour].tolist() == [0, 1, 0]
     assert tokens[0, 0, box].tolist() == turned[0, 0, box].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("boxes", ORDERS)
+@pytest.mark.parametrize("colours", ORDERS)
+def test_rearranged_shapes_are_those_of_a_rearranged_scene(boxes, colours):
+    """Also of boxes with other numbers of shapes, and of none."""
+    kinds = [(2, "yellow"), (0, "black"), (3, "#0099FF")]
+    scene = [[files.shape(colour=colour, x=10 * i) for i in range(count)] for count, colour in kinds]
+    repainted = {old: COLOURS[new] for old, new in zip(COLOURS, colours, strict=True)}
+    moved = [[{**shape, "color": repainted[shape["color"].lower()]} for shape in scene[box]] for box in boxes]
+    found = rearranged(*shape_tokens([scene, scene]), boxes, colours)
+    torch.testing.assert_close(found, shape_tokens([moved, moved]))
+
+
+def test_statements_about_other_colours():
+    text = "Ablue block, blacks and YELLOW."
+    assert recoloured([text], (1, 2, 0)) == ["Ayellow block, blues and black."]
 
 
 def test_nonsense_is_not_counted(tmp_path):
