@@ -34,7 +34,7 @@ Prepare = Callable[[Any], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of each example, from logits [N, C] and labels."""
 SOFTMAX = Softmax()
-SAVE_EVERY, SHARE = 30.0, 0.05  # seconds; the share of the time that may go into saving
+SAVE_EVERY, USUAL = 30.0, 1.5  # seconds; where saving takes longer than usual, it is done less often
 
 
 def loss_of(link: Link) -> Loss:
@@ -116,7 +116,7 @@ def train(
                 started = time.monotonic()
                 run.save()
                 saved = time.monotonic()
-                pause = max(SAVE_EVERY, (saved - started) / SHARE)
+                pause = SAVE_EVERY * max(1.0, (saved - started) / USUAL)
             bar.update()
             bar.set_postfix(loss=" ".join(f"{loss:.3f}" for loss in losses))
     found = dict(zip(order, run.posteriors(), strict=True))
