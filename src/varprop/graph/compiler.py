@@ -17,6 +17,7 @@ from varprop.graph.export import capture_error, export, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.lift import Lifted, lift, require_rules
 from varprop.graph.masks import settle_masks
+from varprop.graph.merge import merge_products
 from varprop.graph.output import Output
 from varprop.graph.refusals import refuse_training
 from varprop.graph.registry import Registries
@@ -25,6 +26,7 @@ from varprop.graph.runner import Runner
 from varprop.graph.signature import Call, Signature, Size, free_sizes
 from varprop.graph.tidy import tidy
 from varprop.graph.walk import Applied
+from varprop.kernels.launch import runs_on
 from varprop.rules import RuleSet
 from varprop.rules.ruleset import op_name
 
@@ -86,6 +88,8 @@ def compile_call(
     regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
     refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for
+    if runs_on(tensors.device):
+        merge_products(lifted.graph)  # the projections of an attention block are one product
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once
     tidy(lifted.graph)  # no copies, and sums of products in one place
     module = assemble(lifted.graph, tensors)  # a plain module, which shares the network's tensors

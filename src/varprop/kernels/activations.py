@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from varprop.kernels import emit
-from varprop.kernels.launch import Launcher, usable
+from varprop.kernels.launch import Launcher, tile, usable
 from varprop.kernels.pointwise import BODIES
 from varprop.kernels.recompute import call_of, recomputed
 from varprop.kernels.tokens import contract_reference, counts_of, numbers_of
 
-ROWS, BLOCK, WARPS = 4, 128, 2  # of a tile
+TILE = 4, 128, 2  # rows, columns, warps
 MOST_TERMS = 16
 
 
@@ -100,8 +100,9 @@ def _launch(
     counts = counts_of(by_var, by_square)
     given = [mean if x is None else x.contiguous() for x in (by_var, by_square)]
     size = mean.shape[-1]
-    rows = mean.numel() // size
+    tokens = mean.numel() // size
     inputs = mean.contiguous(), numbers.contiguous(), log_alpha, vectors.contiguous(), peaks
-    arguments = *inputs, *given, *results, rows, size
+    arguments = *inputs, *given, *results, tokens, size
     launcher = _launcher(key, len(vectors), *counts, ones)
-    return launcher.launch((-(-rows // ROWS),), arguments, results, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)
+    rows, block, warps = tile(tokens, TILE)
+    return launcher.launch((-(-tokens // rows),), arguments, results, ROWS=rows, BLOCK=block, num_warps=warps)

@@ -23,6 +23,7 @@ LARGEST = 448.0
 FEWEST = 512  # features: in a sum of few, errors do not average out
 OLDEST = (8, 9)  # CUDA's compute capability that multiplies them
 TINY = 1e-30
+ENTRIES = 256  # of a row for each warp that turns it into 8 bits
 
 
 @functools.cache
@@ -92,7 +93,7 @@ def _launch(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: T
     with on(mean.device):
         quantize_kernel[(tokens,)](
             mean.contiguous(), var.contiguous(), columns, both, scales, tokens, size,
-            LARGEST=LARGEST, ROWS=1, BLOCK=block, num_warps=min(16, max(1, block // 256)),
+            LARGEST=LARGEST, ROWS=1, BLOCK=block, num_warps=min(16, max(1, block // ENTRIES)),
         )  # fmt: skip
     # Fast accumulation cuts off bits, always downwards in a sum of positive numbers: 16 % after 12 blocks.
     product = torch._scaled_mm(

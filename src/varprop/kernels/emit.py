@@ -19,7 +19,7 @@ from torch import fx
 
 aten = torch.ops.aten
 
-BLOCK = 512
+BLOCK, WARPS = 512, 4  # entries of a program, and warps
 
 
 def _clamp(x: str, low: Any = None, high: Any = None) -> str:
@@ -190,22 +190,25 @@ def _literal(value: Any) -> Any:
 
 def _statements(body: fx.GraphModule, values: list[str], smallest: str) -> list[str]:
     """From ``values`` to y0 and y1, by the short way where a block is narrow."""
-    lines, results = write(body, values, "w")
-    stores = [f"y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(results)]
+    lines = _results(body, values, "w")
     test = asked(body)
     if test is None:
-        return lines + stores
+        return lines
     questions, answers = write(test, values, "c")
-    short, narrow = write(narrowed(body), values, "n")
     return [
         *questions,
         f"narrow = {' & '.join(answers)}",
         f"if {smallest.format('narrow.to(tl.int32)')} == 1:",
-        *(f"    {line}" for line in short),
-        *(f"    y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(narrow)),
+        *(f"    {line}" for line in _results(narrowed(body), values, "n")),
         "else:",
-        *(f"    {line}" for line in (*lines, *stores)),
+        *(f"    {line}" for line in lines),
     ]
+
+
+def _results(body: fx.GraphModule, values: list[str], prefix: str) -> list[str]:
+    """Down to y0 and y1."""
+    lines, names = write(body, values, prefix)
+    return lines + [f"y{k} = {name}" for k, name in enumerate(names)]
 
 
 def _kernel(pointers: Iterable[str], sizes: str, steps: Iterable[str]) -> str:
@@ -277,8 +280,7 @@ def _by_peaks(body: fx.GraphModule, terms: int, loop: Callable[[list[str]], list
     limit, steps = limit_of(body), loop(_statements(body, ["x0", "x1"], "tl.min(tl.min({}, 1), 0)"))
     if limit is None:
         return steps
-    lines, results = write(narrowed(body), ["x0", "x1"], "n")
-    short = loop([*lines, *(f"y{k} = {name} + tl.zeros_like(x0)" for k, name in enumerate(results))])
+    short = loop(_results(narrowed(body), ["x0", "x1"], "n"))
     widest = " + ".join(f"t{k} * tl.load(peaks_ptr + {k}).to(tl.float32)" for k in range(terms))
     test = f"if tl.max(tl.max({widest}, 1), 0) < {limit}:"
     return [test, *(f"    {line}" for line in short), "else:", *(f"    {line}" for line in steps)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varprop.kernels.launch import at_least_16, attempt, on, usable
+from varprop.kernels.launch import FEW, at_least_16, attempt, on, usable
 from varprop.kernels.recompute import call_of, recomputed
 from varprop.moments import Moments, mean_of
 from varprop.rules.attention import attention as rule
@@ -100,9 +100,8 @@ def _launch(
     from varprop.kernels.tiles import attention_kernel
 
     batch, heads, length, size = query.shape
-    count = var.shape[-1]
+    results, asked = _results(query, mean, var), var.shape[-1]
     var = _in_full_columns(var, mean.dtype)
-    results = _results(query, mean, var)
     widest = max(size, mean.shape[-1], var.shape[-1])
     rows, columns, warps = _tile(widest, query.dtype)
     if mask is not None:
@@ -113,20 +112,21 @@ def _launch(
         attention_kernel[(-(-length // rows), batch * heads)](
             query, key, mean, var, query if mask is None else mask, *results, *strides,
             *(mask.stride() if mask is not None else (0, 0, 0, 0)),
-            scale, heads, heads // key.shape[1], length, key.shape[2], size, mean.shape[-1], var.shape[-1],
+            scale, heads, heads // key.shape[1], length, key.shape[2], size, mean.shape[-1], var.shape[-1], asked,
             WIDTH=at_least_16(size), VALUES=at_least_16(mean.shape[-1]), SPREADS=at_least_16(var.shape[-1]),
             MASK=0 if mask is None else 1 if not mask.is_floating_point() else 2, CAUSAL=is_causal,
             EXACT=query.dtype == torch.float32, ROWS=rows, COLUMNS=columns, num_warps=warps,
         )  # fmt: skip
-    return results[0], results[1][..., :count]
+    return results
 
 
 def _in_full_columns(var: Tensor, dtype: torch.dtype) -> Tensor:
     """A few columns that all heads share, with zeros up to what a tile reads at once."""
-    if var.shape[-1] >= FEWEST or var.stride(1):
+    batch, _, length, width = var.shape
+    if width >= FEWEST or var.stride(1) or batch * length <= FEW:
         return var
-    shared = var.new_zeros((var.shape[0], 1, var.shape[2], FEWEST), dtype=dtype)
-    shared[..., : var.shape[-1]] = var[:, :1]
+    shared = var.new_zeros((batch, 1, length, FEWEST), dtype=dtype)
+    shared[..., :width] = var[:, :1]
     return shared.expand(-1, var.shape[1], -1, -1)
 
 

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from varprop.kernels.emit import BLOCK, build
+from varprop.kernels.emit import BLOCK, WARPS, build
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACCELERATORS = ("cuda", "xpu")
+FEW = 2048  # rows: fewer than a GPU takes at once
 OLDEST = (7, 5)  # CUDA's compute capability that Triton still compiles for
 
 logger = logging.getLogger("varprop")
@@ -57,7 +58,8 @@ class Launcher:
             return None
         results = torch.empty_like(first), torch.empty_like(inputs[1])
         grid = (-(-first.numel() // BLOCK),)
-        return self.launch(grid, (*aligned(*inputs), log_alpha, *results, first.numel()), results, BLOCK=BLOCK)
+        arguments = *aligned(*inputs), log_alpha, *results, first.numel()
+        return self.launch(grid, arguments, results, BLOCK=BLOCK, num_warps=WARPS)
 
     def launch(
         self, grid: tuple[int], arguments: tuple[Any, ...], results: tuple[Tensor, Tensor], **options: int
@@ -106,6 +108,11 @@ def on(device: torch.device) -> Any:
 def at_least_16(n: int) -> int:
     """A power of two, as tiles of a kernel are."""
     return max(16, 1 << (n - 1).bit_length())
+
+
+def tile(tokens: int, usual: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Rows and columns of a program, and warps: as usual, or a long row for each where there are few."""
+    return (1, 1024, 4) if tokens <= FEW else usual
 
 
 def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varprop.kernels.launch import at_least_16, attempt, on, usable
+from varprop.kernels.launch import FEW, at_least_16, attempt, on, usable
 from varprop.kernels.recompute import call_of, recomputed
 from varprop.moments import Moments
 from varprop.rules import functions, streamlining
 from varprop.rules.normalization import NORMALIZATION, scale_and_shift
 
 LONGEST_ROW = 1 << 14
-FEW = 2048  # rows: fewer than a GPU takes at once
 
 
 def reference(

@@ -10,13 +10,14 @@ import triton.language as tl
 def attention_kernel(
     query, key, mean, var, mask, out_mean, out_var,
     qb, qh, ql, qd, kb, kh, kl, kd, vb, vh, vl, vd, sb, sh, sl, sd, ob, oh, ol, od, pb, ph, pl, pd, mb, mh, ml, mk,
-    scale, heads, group, length, keys, size, values, spreads,
+    scale, heads, group, length, keys, size, values, spreads, asked,
     WIDTH: tl.constexpr, VALUES: tl.constexpr, SPREADS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
     EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head; A ⊙ A has the same running maximum as A, twice.
 
-    What is averaged by A ⊙ A has ``spreads`` columns: as many as values, or fewer where variances are factored.
+    What is averaged by A ⊙ A has ``spreads`` columns: as many as values, or fewer where variances are factored. The
+    first ``asked`` of them leave.
     """
     batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     batch, head = batch.to(tl.int64), head.to(tl.int64)
@@ -79,6 +80,7 @@ def attention_kernel(
     where = batch * ob + head * oh + spot * ol + features[None, :] * od
     tl.store(out_mean + where, (first * norm[:, None]).to(out_mean.dtype.element_ty), mask=row & kept)
     where = batch * pb + head * ph + spot * pl + spread[None, :] * pd
+    had = spread[None, :] < asked
     tl.store(out_var + where, (second * (norm * norm)[:, None]).to(out_var.dtype.element_ty), mask=row & had)
 
 
@@ -238,10 +240,9 @@ def quantize_kernel(
     v = tl.load(var + at, mask=inside, other=0.0).to(tl.float32)
     v = v * tl.load(columns + column, mask=kept, other=0.0)
     w = x * x * tl.load(columns + size + column, mask=kept, other=0.0)
-    scale = tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None] / LARGEST, 1e-30)
-    first, second = (v / scale).to(out.dtype.element_ty), (w / scale).to(out.dtype.element_ty)
+    up = LARGEST / tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None], 1e-28)
+    first, second = (v * up).to(out.dtype.element_ty), (w * up).to(out.dtype.element_ty)
     kept_sum = tl.sum(first.to(tl.float32) + second.to(tl.float32), 1)[:, None]
-    scale = tl.where(kept_sum > 0.0, tl.sum(v + w, 1)[:, None] / kept_sum, scale)
-    tl.store(scales + row, scale, mask=row < rows)
+    tl.store(scales + row, tl.where(kept_sum > 0.0, tl.sum(v + w, 1)[:, None] / kept_sum, 0.0), mask=row < rows)
     tl.store(out + at + row * size, first, mask=inside)
     tl.store(out + at + (row + 1) * size, second, mask=inside)

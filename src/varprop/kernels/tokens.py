@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varprop.kernels.eight_bits import spread, spread_form
 from varprop.kernels.flash import arguments_of, attend
-from varprop.kernels.launch import at_least_16, attempt, on, usable
+from varprop.kernels.launch import at_least_16, attempt, on, tile, usable
 from varprop.kernels.recompute import call_of, recomputed
 from varprop.kernels.rows import LONGEST_ROW, tile_for
 from varprop.moments import Factored, Moments, is_random, mean_of
@@ -20,7 +20,7 @@ from varprop.rules.factor import LEAST
 from varprop.rules.forms import Apply, Forms
 from varprop.rules.terms import tokens_of
 
-ROWS, BLOCK, WARPS = 8, 256, 2  # of a tile
+TILE = 8, 256, 2  # rows, columns, warps
 MOST_SUMS, MOST_TERMS = 16, 512
 
 
@@ -83,11 +83,12 @@ def _launch_contract(
     out = numbers_of(mean, sum(counts) + ones)
     given = mean if other is None else other.reshape(tokens, -1)
     vectors = [mean if x is None else x.contiguous() for x in (by_other, by_square)]
+    rows, block, warps = tile(tokens, TILE)
     with on(mean.device):
-        contract_kernel[(-(-tokens // ROWS),)](
+        contract_kernel[(-(-tokens // rows),)](
             mean.contiguous(), given, *vectors, out, tokens, size, given.shape[-1], *given.stride()[-2:],
             OTHER=counts[0], SQUARE=counts[1], OTHERS=_power(counts[0]), SQUARES=_power(counts[1]), ONES=int(ones),
-            ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
+            ROWS=rows, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return out
 

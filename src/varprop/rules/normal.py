@@ -98,7 +98,7 @@ def tail(distance: Tensor, *, coarse: bool = False) -> tuple[Tensor, Tensor]:
     if distance.dtype == torch.float64:
         return 0.5 * torch.erfc(distance * math.sqrt(0.5)), density
     scale, coefficients = (COARSE_SCALE, COARSE_MILLS) if coarse else (MILLS_SCALE, MILLS)
-    t = 1 / (1 + scale * distance)
+    t = torch.rsqrt(1 + scale * distance).square() if coarse else 1 / (1 + scale * distance)  # GPUs divide slowly
     ratio = coefficients[-1] * t
     for coefficient in reversed(coefficients[:-1]):
         ratio = (ratio + coefficient) * t
