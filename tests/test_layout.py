@@ -22,7 +22,7 @@ SAFELY = {"torch.load"}
 MAY_IMPORT = {
     "errors": set(),
     "moments": set(),
-    "sharing": set(),
+    "sharing": {"errors"},
     "optim": {"errors"},
     "batch": {"errors", "moments"},
     "rules": {"errors", "moments"},

@@ -69,6 +69,10 @@ class ExportError(VarpropError, RuntimeError):
     """A predictor that cannot be written as a file of its own, or was not written faithfully."""
 
 
+class GroupError(VarpropError, RuntimeError):
+    """Processes that were to share work, one of which is gone."""
+
+
 class CalibrationError(VarpropError, ValueError):
     """A calibration that cannot be done as asked for."""
 

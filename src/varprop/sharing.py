@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from varprop.errors import GroupError
+
 Item = TypeVar("Item")
 Found = dict[str, Tensor]
 
@@ -29,7 +31,11 @@ def shared(items: Iterable[Item], work: Callable[[int, Item], Found], group: Any
         if number % world == rank:
             own |= {f"{number} {name}": x.detach().cpu().contiguous() for name, x in work(number, item).items()}
     found: list[Found] = [{} for _ in range(count)]
-    for part in _gathered(own, group):
+    try:
+        parts = _gathered(own, group)
+    except RuntimeError as error:
+        raise GroupError(f"another process of the group has ended ({error}): start all of them again") from error
+    for part in parts:
         for key, tensor in part.items():
             place, _, name = key.partition(" ")
             found[int(place)][name] = tensor

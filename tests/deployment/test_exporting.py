@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+from tests.models import MAKERS, make, posterior_of
 from varprop.deployment import exporting
 from varprop.errors import ExportError, InputError
 
@@ -57,40 +58,41 @@ def test_a_regression(tmp_path):
 @pytest.mark.second
 def test_onnx_runtime(selective, tmp_path):
     predictor, x = selective
-    runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(str(vp.export(predictor, tmp_path / "net.onnx", x)))
-    names = [output.name for output in session.get_outputs()]
+    run = opened(vp.export(predictor, tmp_path / "net.onnx", x), "onnx")
     for batch in (x, x[:1], torch.randn(9, 4)):
-        found = session.run(names, {"input": batch.numpy()})
-        assert_same(dict(zip(names, map(torch.from_numpy, found), strict=True)), predictor(batch))
+        assert_same(run({"input": batch}), predictor(batch))
+
+
+def opened(path, form):
+    """Runs the file on a batch by name."""
+    if form == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+        names = [output.name for output in session.get_outputs()]
+
+        def run(batch):
+            found = session.run(names, {name: x.numpy() for name, x in batch.items()})
+            return dict(zip(names, map(torch.from_numpy, found), strict=True))
+
+        return run
+    module = torch._inductor.aoti_load_package(str(path)) if form == "aot" else torch.export.load(path).module()
+    return lambda batch: module(*batch.values())
 
 
 @pytest.mark.slow
-def test_compiled_ahead_of_time(selective, tmp_path):
-    predictor, x = selective
-    run = torch._inductor.aoti_load_package(str(vp.export(predictor, tmp_path / "net.pt2", x, aot=True)))
-    for batch in (x, x[:1], torch.randn(9, 4)):
-        assert_same(run(batch), predictor(batch))
-
-
-@pytest.mark.slow
-def test_texts_of_any_length_in_onnx(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    runtime = pytest.importorskip("onnxruntime")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **sizes)).eval()
-    predictor = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model)))
-
-    def batch(count, length):
-        ids = torch.randint(0, 50, (count, length))
-        return {"input_ids": ids, "attention_mask": (torch.arange(length) < length - 1).long().expand(count, -1)}
-
-    session = runtime.InferenceSession(str(vp.export(predictor, tmp_path / "bert.onnx", **batch(3, 7))))
-    for count, length in ((3, 7), (1, 5), (4, 11)):
-        inputs = batch(count, length)
-        found = session.run(["probs"], {name: x.numpy() for name, x in inputs.items()})[0]
-        torch.testing.assert_close(torch.from_numpy(found), predictor(**inputs).probs, rtol=1e-4, atol=1e-4)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("form", ["pt2", "onnx", "aot"])
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_every_architecture(name, form, tmp_path):
+    """At other batch sizes, and other lengths of texts, than it was written with."""
+    model, batch = make(name)
+    predictor = vp.Propagated(vp.propagate(model, posterior_of(model)))
+    path = tmp_path / ("net.onnx" if form == "onnx" else "net.pt2")
+    run = opened(vp.export(predictor, path, aot=form == "aot", **batch), form)
+    batches = [batch, {key: x[:1] for key, x in batch.items()}, {key: torch.cat([x, x]) for key, x in batch.items()}]
+    if "input_ids" in batch:
+        batches.append({key: torch.cat([x, x[:, :4]], 1) for key, x in batch.items()})
+    for inputs in batches:
+        assert_same(run(inputs), predictor(**inputs))
 
 
 def test_a_file_that_differs_is_not_kept(selective, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import io
 import json
 import logging
 import math
@@ -94,22 +95,31 @@ def export(
         raise InputError(f"{target.name}: the file is named .onnx or .pt2, and only .pt2 is compiled by AOTInductor")
     net = predictor.network()
     named = _named_inputs(net, args, kwargs)
-    plan, _ = net.plan((), dict(named))
-    if plan.captured.pins is not None:
-        raise ExportError("the graph of this model depends on values of its inputs, which no file looks at")
-    found = outputs(predictor(**named))  # which also traces what the link needs, on real tensors
-    record = Record(list(named), list(found), *_about(predictor), versions())
-    with torch.no_grad(), _quiet():
+    with _beside(target) as made, torch.no_grad(), _quiet():
+        plan, _ = net.plan((), dict(named))
+        if plan.captured.pins is not None:
+            raise ExportError("the graph of this model depends on values of its inputs, which no file looks at")
+        found = outputs(predictor(**named))  # which also traces what the link needs, on real tensors
+        record = Record(list(named), list(found), *_about(predictor), versions())
         program = _program(Deployed(predictor, list(named)).eval(), list(named.values()), plan.signature.sizes)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), record, made)
+        _check(run, predictor, named, record.outputs, free=isinstance(plan.signature.sizes[0][0], str))
+        if record.processor is not None:
+            predictor.processor.save_pretrained(target.parent)
+    return target
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A file of the same name in a folder of its own; all that is there in the end moves beside the target."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as folder:
             made = Path(folder) / target.name
-            run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), record, made)
-            _check(run, predictor, named, record.outputs, free=isinstance(plan.signature.sizes[0][0], str))
+            yield made
             for file in sorted(Path(folder).iterdir(), key=lambda file: file == made):  # weights above 2 GB lie beside
                 file.replace(target.parent / file.name)
-    if record.processor is not None:
-        predictor.processor.save_pretrained(target.parent)
-    return target
+    except OSError as error:
+        raise ExportError(f"cannot write {target}: {error}; what lay there before stays") from error
 
 
 def versions() -> dict[str, str]:
@@ -159,8 +169,38 @@ def _program(module: Deployed, inputs: list[Tensor], sizes: Sequence[tuple[Size,
 # --- files -----------------------------------------------------------------------------------------------
 
 
+class Sink(io.RawIOBase):
+    """A file whose first error is kept until the end: one that torch's own writer meets aborts the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    seekable = writable  # AOTInductor asks for it, and does not seek
+
+    def write(self, content: Any) -> int:
+        if self.error is None:
+            try:
+                self.file.write(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def close(self) -> None:
+        super().close()
+        try:
+            self.file.close()
+        finally:
+            if self.error is not None:
+                raise self.error
+
+
 def _write_pt2(program: ExportedProgram, _: Any, record: Record, path: Path) -> Run:
-    torch.export.save(program, path, extra_files={RECORD: record.text()})
+    with Sink(path) as sink:
+        torch.export.save(program, sink, extra_files={RECORD: record.text()})  # type: ignore[arg-type]
     module = program.module()
     return lambda inputs: list(module(*inputs).values())
 
@@ -168,7 +208,12 @@ def _write_pt2(program: ExportedProgram, _: Any, record: Record, path: Path) -> 
 def _write_aot(program: ExportedProgram, _: Any, record: Record, path: Path) -> Run:
     described = {key: json.dumps(value) for key, value in asdict(record).items()}
     settings = {"aot_inductor.metadata": described}
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+    with Sink(path) as sink:
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=sink,  # type: ignore[arg-type]
+            inductor_configs=settings,
+        )
     module = torch._inductor.aoti_load_package(str(path))
     return lambda inputs: list(module(*inputs).values())
 

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,14 +40,21 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 ROLES = ("mean", "var", "buffer", "scale")
 
 
-def save(net: MomentNet, path: str | os.PathLike[str], **more: Any) -> dict[str, Any]:
-    """Write the network to a folder; ``more`` are further entries of ``config.json``. Returns all of them."""
+def save(
+    net: MomentNet, path: str | os.PathLike[str], beside: Callable[[Path], Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """Write the network to a folder; ``more`` are further entries of ``config.json``. Returns all of them.
+
+    ``beside`` writes other files to the folder; what ``config.json`` says of them is true when it is there.
+    """
     folder = Path(path)
     with reported(f"cannot save {folder}"):
         roles = {role: dict([*getattr(net, role)]) for role in ROLES}
         _check_dtypes(roles)
         config = _describe(net) | more
         claim(folder)
+        if beside is not None:
+            beside(folder)
         write(folder, config, {f"{role}.{key}": x for role, tensors in roles.items() for key, x in tensors.items()})
     return config
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from varprop.posterior.file import replacing
+
 CARD = "README.md"
 HEADER = "---\nlibrary_name: varprop\ntags:\n- uncertainty\n- calibration\n---"
 CODE = """import varprop as vp
@@ -24,7 +26,8 @@ def write_card(folder: Path, config: Mapping[str, Any], evaluation: Any = None) 
     """Write the card, unless there is a file of that name which is none of ours."""
     file = folder / CARD
     if not file.exists() or file.read_text(encoding="utf-8").startswith(HEADER):
-        file.write_text(card(config, evaluation), encoding="utf-8")
+        with replacing(file) as temporary:
+            temporary.write_text(card(config, evaluation), encoding="utf-8")
 
 
 def card(config: Mapping[str, Any], evaluation: Any = None) -> str:

@@ -20,6 +20,7 @@ from varprop.graph.refusals import refuse_training
 from varprop.moments import Moments
 from varprop.network import saving
 from varprop.network.moment_net import MomentNet
+from varprop.network.storage import reported
 from varprop.posterior import Posterior
 from varprop.prediction import stored
 from varprop.prediction.answer import join
@@ -87,18 +88,19 @@ class Predictor(ABC):
         ``processor`` is a tokenizer or another processor of transformers, by default the predictor's own, whose files
         lie beside. ``evaluation`` (of ``vp.evaluate``) adds its figures to the card.
         """
-        processor = self.processor if processor is None else processor
+        processor, folder = self.processor if processor is None else processor, Path(path)
+        name = stored.processor_name(processor)
         config = saving.save(
             self.network(),
-            path,
+            folder,
+            processor.save_pretrained if name else None,
             predictor=self.describe(),
             link=stored.describe(self.link),
             classes=self.classes,
-            processor=stored.processor_name(processor),
+            processor=name,
         )
-        if processor is not None:
-            processor.save_pretrained(path)
-        write_card(Path(path), config, evaluation)
+        with reported(f"cannot save {folder}"):
+            write_card(folder, config, evaluation)
 
     def named(self, answer: Prediction | Regression) -> Prediction | Regression:
         """With the names of its classes, if there are as many."""
