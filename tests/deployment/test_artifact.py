@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import varprop as vp
+from tests.deployment.conftest import write_classifier
 from varprop.deployment.artifact import open_artifact
 from varprop.deployment.batching import answers, plain
 from varprop.deployment.intake import Intake, Limits
@@ -25,6 +26,21 @@ def test_what_is_no_predictor(tmp_path):
     foreign.write_bytes(b"import os")
     with pytest.raises(NetworkFileError, match="no file of vp.export"):
         open_artifact(foreign)
+
+
+@pytest.mark.parametrize("place", ["../secret", "{}/secret", "link"])
+def test_a_file_cannot_name_weights_outside_of_its_folder(tmp_path, place):
+    onnx = pytest.importorskip("onnx")
+    (tmp_path / "secret").write_bytes(bytes(48))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "secret")
+    model = onnx.load(write_classifier(tmp_path / "folder" / "model.onnx"))
+    weight = next(each for each in model.graph.initializer if each.name == "weight")
+    onnx.external_data_helper.set_external_data(weight, place.format(tmp_path), length=48)
+    weight.ClearField("raw_data")
+    (tmp_path / "folder" / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(NetworkFileError, match="External data path validation failed"):
+        open_artifact(tmp_path / "folder")
 
 
 @pytest.fixture(scope="module")

@@ -183,6 +183,9 @@ def test_tar_files(classifier, tmp_path):
             for index in range(number * 5, min(9, number * 5 + 5)):
                 buffer = io.BytesIO()
                 np.save(buffer, x[index] if index != 4 else np.array([{}], dtype=object))
+                if index == 5:  # which would be 40 TB
+                    header = {"descr": "<f4", "fortran_order": False, "shape": (10**13,)}
+                    np.lib.format.write_array_header_1_0(buffer := io.BytesIO(), header)
                 for ending, content in (("input.npy", buffer.getvalue()), ("json", b'{"name": "n%d"}' % index)):
                     member = tarfile.TarInfo(f"a/{index}.{ending}")
                     member.size = len(content)
@@ -192,11 +195,12 @@ def test_tar_files(classifier, tmp_path):
             archive.addfile(link)
     done = score(classifier, tmp_path, tmp_path / "out", key=["name"], rows=2, progress=False)
     found = read(tmp_path / "out")
-    assert (done.rows, done.problems) == (9, 1)
+    assert (done.rows, done.problems) == (9, 2)
     assert found["__key__"].to_pylist() == [f"a/{i}" for i in range(9)]
     assert found["name"].to_pylist()[:4] == ["n0", "n1", "n2", "n3"]
     assert "allow_pickle=False" in found["problem"].to_pylist()[4]
-    kept = [i for i in range(9) if i != 4]
+    assert "Unable to allocate" in found["problem"].to_pylist()[5]
+    kept = [i for i in range(9) if i not in (4, 5)]
     probs = [found["probs"].to_pylist()[i] for i in kept]
     np.testing.assert_allclose(np.array(probs), softmax(x[kept]), rtol=1e-5)
 

@@ -20,7 +20,7 @@ import torch
 
 from tests.deployment.conftest import softmax, write_classifier
 from varprop.deployment.artifact import open_artifact
-from varprop.deployment.intake import Limits
+from varprop.deployment.intake import FORMATS, Limits
 
 serving = pytest.importorskip("varprop.deployment.serving")
 image_library = pytest.importorskip("PIL.Image")
@@ -313,6 +313,13 @@ def test_the_page_in_a_browser(port, artifact):
         assert "a JSON object" in page.inner_text(".wrong")
         with running(replace(artifact, processor=reads_images)) as images:
             page.goto(f"http://127.0.0.1:{images}/")
+            page.click("button")
+            assert page.eval_on_selector("#input", "input => input.validity.valueMissing")
+            assert page.inner_text("#output") == ""
+            page.set_input_files("#input", [{"name": "x.png", "mimeType": "image/png", "buffer": b"broken"}])
+            page.click("button")
+            page.wait_for_selector(".wrong")
+            assert page.inner_text(".wrong") == f"an image cannot be read: it is none of {', '.join(FORMATS)}"
             page.set_input_files("#input", [{"name": "x.png", "mimeType": "image/png", "buffer": png(8, 8)}])
             page.click("button")
             page.wait_for_selector(".answer")

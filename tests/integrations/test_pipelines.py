@@ -56,6 +56,24 @@ def test_a_selective_one_abstains(predictor, tokenizer):
     assert [answer["label"] for answer in found] == decision.prediction.names
 
 
+class Pads:
+    """An image processor, of which some pad."""
+
+    def pad(self):
+        raise AssertionError
+
+    def __call__(self, images, return_tensors):
+        return {"pixel_values": torch.stack(images)}
+
+
+def test_image_processors_are_not_taken_for_tokenizers():
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
+    )
+    predictor = vp.MeanNetwork(transformers.ViTForImageClassification(config).eval())
+    assert len(ClassificationPipeline(predictor, Pads())([torch.zeros(3, 8, 8)] * 2)) == 2
+
+
 def test_what_is_refused(predictor, tokenizer):
     with pytest.raises(InputError, match="give the tokenizer"):
         ClassificationPipeline(predictor)

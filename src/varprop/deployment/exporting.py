@@ -162,8 +162,7 @@ def _named_inputs(net: MomentNet, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 def _program(module: Deployed, inputs: list[Tensor], sizes: Sequence[tuple[Size, ...]]) -> ExportedProgram:
     free = tuple({dim: Dim.AUTO if isinstance(n, str) else Dim.STATIC for dim, n in enumerate(ns)} for ns in sizes)
-    program = torch.export.export(module, tuple(inputs), dynamic_shapes=(free,), strict=False)
-    return program.run_decompositions({})
+    return torch.export.export(module, tuple(inputs), dynamic_shapes=(free,), strict=False)
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -179,7 +178,10 @@ class Sink(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    seekable = writable  # AOTInductor asks for it, and does not seek
+    seekable = writable
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return offset  # done once all is written, for those who read it
 
     def write(self, content: Any) -> int:
         if self.error is None:

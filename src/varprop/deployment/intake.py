@@ -15,6 +15,7 @@ from torch import Tensor
 from varprop.deployment.artifact import Artifact, Input
 from varprop.deployment.exporting import needed
 from varprop.errors import InputError
+from varprop.prediction.stored import is_tokenizer
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 Example = dict[str, Tensor]
@@ -49,7 +50,7 @@ class Intake:
 
     @property
     def _reads_texts(self) -> bool:
-        return hasattr(self.artifact.processor, "convert_tokens_to_ids")  # of image processors some pad, too
+        return is_tokenizer(self.artifact.processor)
 
     def read(self, example: Mapping[str, Any]) -> Example:
         """The inputs of one example; ``InputError`` says what is wrong with it."""
@@ -137,6 +138,8 @@ def open_image(file: Any, limits: Limits) -> Any:
             return picture.convert("RGB")
     except InputError:
         raise
+    except library.UnidentifiedImageError:
+        raise InputError(f"an image cannot be read: it is none of {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders have errors of many kinds
         raise InputError(f"an image cannot be read: {error}") from error
 

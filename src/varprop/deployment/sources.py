@@ -158,7 +158,7 @@ class Tar(Piece):
                         file.seek(place)
                         row |= _decoded(ending, file.read(_checked(size)))
                     yield {"__key__": key} | {name: row.get(name) for name in columns}
-                except (ValueError, InputError) as error:
+                except (ValueError, MemoryError, InputError) as error:  # the second of arrays with a false header
                     yield {"__key__": key, PROBLEM: str(error)}
 
 

@@ -10,6 +10,7 @@ from varprop.errors import InputError
 from varprop.prediction.prediction import Prediction
 from varprop.prediction.predictors import Predictor
 from varprop.prediction.selective import Decision
+from varprop.prediction.stored import is_tokenizer
 
 
 class ClassificationPipeline:
@@ -26,7 +27,7 @@ class ClassificationPipeline:
         self.predictor, self.processor = predictor, processor or predictor.processor
         if self.processor is None:
             raise InputError("there is nothing to read raw data with: give the tokenizer or image processor")
-        texts = {"padding": True, "truncation": True} if hasattr(self.processor, "pad") else {}
+        texts = {"padding": True, "truncation": True} if is_tokenizer(self.processor) else {}
         self.batch_size, self.options = batch_size, texts | options
 
     def __call__(self, inputs: Any) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from varprop.moments import Moments
 
 BUDGET = 1 << 24
 """Entries of the largest work tensor: 64 MB in float32."""
+USUAL_ROWS = 64
+"""For which exported graphs keep to the budget."""
 MOST_SAMPLES = 1 << 20
 MOST_NUMBERS = 1 << 30
 """Of all points together: 8 GB while they are made."""
@@ -37,6 +39,9 @@ def pieces(logits: Moments, samples: int, *targets: Tensor) -> Iterator[tuple[An
     points = normals(samples, mean.shape[-1], dtype=mean.dtype, device=mean.device)
     rows = max(1, BUDGET // points.numel())
     flat = (mean, root(var), *(target.reshape(-1) for target in targets))
+    if torch.compiler.is_exporting():  # for any number of rows: nothing may depend on it
+        yield points.split(max(1, BUDGET // (USUAL_ROWS * mean.shape[-1]))), *flat
+        return
     for part in zip(*(x.split(rows) for x in flat), strict=True):
         yield points.split(max(1, BUDGET // part[0].numel())), *part
 

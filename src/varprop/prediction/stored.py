@@ -1,4 +1,4 @@
-"""The link of a predictor, in the ``config.json`` of the network it predicts with."""
+"""Link and processor of a predictor, in the ``config.json`` of the network it predicts with."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def processor_name(processor: Any) -> str | None:
     if getattr(sys.modules.get("transformers"), name, None) is not type(processor):
         raise NetworkFileError(f"its processor, a {name}, is not of transformers: keep it yourself, save without it")
     return name
+
+
+def is_tokenizer(processor: Any) -> bool:
+    """One of transformers, for texts. What it can do does not tell: some image processors pad, too."""
+    transformers = sys.modules.get("transformers")  # where it is not loaded, there is none of its tokenizers
+    return transformers is not None and isinstance(processor, transformers.PreTrainedTokenizerBase)
 
 
 def read(record: Any) -> Link:
