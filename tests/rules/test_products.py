@@ -31,7 +31,9 @@ class Block(nn.Module):
         x = torch.cat([self.start.expand(x.shape[0], -1, -1), x], 1) + self.place
         batch, tokens, width = x.shape
         qkv = self.qkv(self.norms[0](x)).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*qkv.unbind(0)).transpose(1, 2).reshape(batch, tokens, width)
+        q, k, v = qkv.unbind(0)
+        v = torch.cat([x.new_zeros(0), v], -2)  # as caches do that are empty yet
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
         x = x + self.out(mixed)
         x = x + self.down(F.gelu(self.up(self.norms[1](x))))
         return self.head(x[:, 0])

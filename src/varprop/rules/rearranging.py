@@ -129,6 +129,7 @@ def _expanded(_: Op, x: Any, size: Sequence[Any], **__: Any) -> Any:
 def _concatenated(op: Op, items: Sequence[Any], dim: int = 0) -> Any:
     """The terms of all, each 0 where the others are."""
     mean = op([*map(mean_of, items)], dim)
+    items = [item for item in items if mean_of(item).ndim == mean.ndim]  # others are empty, which torch lets pass
     place, sizes = dim % mean.ndim + 1, [mean_of(item).shape[dim] for item in items]
     parts = []
     for number, item in enumerate(items):
