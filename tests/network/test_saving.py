@@ -268,7 +268,7 @@ def test_on_disk_weights_stay_in_their_file(tmp_path):
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval()
     net = vp.propagate(model, vp.Posterior.isotropic(model, std=0.1))
     net.save_pretrained(tmp_path)
-    found = vp.MomentNet.from_pretrained(tmp_path, model, device="disk")
+    found = vp.MomentNet.from_pretrained(tmp_path, model, device="disk", accelerator="cpu")
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
     ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
     for _, tensor in [*found.mean, *found.var]:

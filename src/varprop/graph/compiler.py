@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from varprop.errors import CaptureError, OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, place_of
@@ -22,7 +22,7 @@ from varprop.graph.output import Output
 from varprop.graph.refusals import refuse_training
 from varprop.graph.registry import Registries
 from varprop.graph.regroup import regroup
-from varprop.graph.runner import Runner
+from varprop.graph.runner import Runner, Stream
 from varprop.graph.signature import Call, Signature, Size, free_sizes
 from varprop.graph.tidy import tidy
 from varprop.graph.walk import Applied
@@ -53,11 +53,18 @@ class Plan:
     applied: list[Applied]
     module: fx.GraphModule
     checked: set[Any] = field(default_factory=set)  # the sizes for which it was seen to be the model
+    streams: dict[torch.device, Stream] = field(default_factory=dict)
 
     @functools.cached_property
     def run(self) -> Runner:
         """The module, but faster where it is not compiled."""
         return Runner(self.module)
+
+    def run_on(self, device: torch.device, leaves: list[Tensor]) -> Any:
+        """The module, with its tensors brought to another device as they are used; results come back from there."""
+        if device not in self.streams:
+            self.streams[device] = Stream(self.module, device)
+        return [result.to(leaves[0].device) for result in self.streams[device](*leaves)]
 
     @property
     def dead_end(self) -> str:

@@ -1,10 +1,15 @@
-"""A flat graph with its tensors at hand: looking them up by path in every call costs more than small ops."""
+"""A flat graph with its tensors at hand: looking them up by path in every call costs more than small ops.
+
+Or with its tensors far away: on another device, or in a file.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 from varprop.graph.replay import Replay
 
@@ -25,6 +30,43 @@ class Runner:
 
     def __call__(self, *leaves: Tensor) -> Any:
         return self.replay(leaves, [owner[leaf] for owner, leaf in self.places])
+
+
+class Stream:
+    """Runs the graph of a module on a device where its tensors are not.
+
+    Each comes there when it is first used and is let go after its last use, so that of the weights there is a layer at
+    a time. Results stay there.
+    """
+
+    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
+        graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+
+        def bring(node: fx.Node) -> None:
+            values[node] = graph.call_function(fetch, (graph.node_copy(node), device))
+
+        for node in module.graph.nodes:
+            for source in node.all_input_nodes:
+                if source not in values:
+                    bring(source)
+            if node.op == "placeholder":
+                bring(node)
+            elif node.op != "get_attr":
+                values[node] = new = graph.node_copy(node, values.__getitem__)
+                new.args, new.kwargs = map_aggregate((new.args, new.kwargs), lambda x: _elsewhere(x, device))
+        self.module = fx.GraphModule(module, graph)
+
+    def __call__(self, *leaves: Tensor) -> Any:
+        return self.module(*leaves)
+
+
+def fetch(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device)
+
+
+def _elsewhere(value: Any, device: torch.device) -> Any:
+    """Devices that were captured are those of the tensors."""
+    return device if isinstance(value, torch.device) else value
 
 
 def _place(module: fx.GraphModule, path: str) -> tuple[dict[str, Any], str]:

@@ -45,7 +45,8 @@ class MomentNet(Registries):
     """Mean and variance of a model's output in one forward pass. Made by ``propagate``.
 
     Its tensors: ``mean`` (every parameter), ``var`` (the random ones), ``buffer``, ``scale`` (log α of
-    each scale point) and ``folded`` (products of weights alone, not saved). ``temperature`` divides the output.
+    each scale point) and ``folded`` (products of weights alone, not saved). ``temperature`` divides the output. Passes
+    run where the tensors are, or on the ``accelerator``, to which they are brought as they are used.
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, rules: RuleSet, output: Output = None) -> None:
@@ -74,6 +75,7 @@ class MomentNet(Registries):
         self._binder = Binder(model.forward)
         self.temperature = 1.0
         self.calibration: Calibration | None = None
+        self.accelerator: torch.device | None = None
         self._plans: list[Plan] = []
         self._said: set[str] = set()
         self._lock = threading.RLock()
@@ -83,7 +85,10 @@ class MomentNet(Registries):
 
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
         plan, leaves = self.plan(args, kwargs)
-        result = plan.module(*leaves) if torch.compiler.is_compiling() else plan.run(*leaves)
+        if torch.compiler.is_compiling():
+            result = plan.module(*leaves)
+        else:
+            result = plan.run(*leaves) if self.accelerator is None else plan.run_on(self.accelerator, leaves)
         moments = Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
         return moments if self.temperature == 1 else moments.divided_by(self.temperature)
 
@@ -224,17 +229,21 @@ class MomentNet(Registries):
         output: Output = None,
         *,
         device: torch.device | str = "cpu",
+        accelerator: torch.device | str | None = None,
     ) -> Self:
         """The network that ``save_pretrained`` wrote, its calls captured. Nothing in the folder is run.
 
         A model of transformers is rebuilt; any other must be given as ``model``, whose weights do not matter. So must
         rules that are not the library's own, and an ``output`` that is a function. On the ``device`` "disk", weights
-        stay in their file, and are read as the CPU uses them.
+        stay in their file, and are read as they are used: by the CPU, or by an ``accelerator`` that has no room for all
+        of them and gets a layer at a time. Inputs and results are on the device.
         """
         if model is not None:
             refuse_training(model)
         place = device if device == DISK else torch.device(device)
-        return saving.load(cls, path, model, rules, output, place)
+        net = saving.load(cls, path, model, rules, output, place)
+        net.accelerator = None if accelerator is None else torch.device(accelerator)
+        return net
 
     # --- moving and copying --------------------------------------------------------------------------
 
@@ -265,8 +274,10 @@ class MomentNet(Registries):
         for name in (*REGISTRY_NAMES, "scale_names"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
         new.recipes, new.temperature, new.calibration = dict(self.recipes), self.temperature, self.calibration
+        new.accelerator = self.accelerator
         new._plans = [
-            dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new)) for plan in self._plans
+            dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new), streams={})
+            for plan in self._plans
         ]
         return new
 

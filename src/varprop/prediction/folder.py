@@ -43,20 +43,22 @@ def load(
     link: Link | None = None,
     score: Callable[[Any], Any] | None = None,
     device: torch.device | str = "cpu",
+    accelerator: torch.device | str | None = None,
 ) -> Any:
     """The predictor that ``save_pretrained`` wrote to a folder. Nothing in the folder is run.
 
     A model of transformers is rebuilt; any other must be given as ``model``, whose weights do not matter. So must rules
     that are not the library's own, an ``output`` that is a function, and a ``score`` of ``Selective`` other than the
     confidence. ``link`` replaces the one it was saved with. On the ``device`` "disk", weights stay in their file, and
-    are read as the CPU uses them.
+    are read as they are used: by the CPU, or by an ``accelerator`` that has no room for all of them and gets a layer at
+    a time. Inputs and results are on the device.
     """
     folder = Path(path)
     with reported(f"cannot load {folder}"):
         config = read_config(folder)
         chosen = link or stored.read(config.get("link"))  # first, because it fails in no time
         processor = read_processor(folder, config.get("processor"))
-    net = MomentNet.from_pretrained(folder, model, rules, output, device=device)
+    net = MomentNet.from_pretrained(folder, model, rules, output, device=device, accelerator=accelerator)
     with reported(f"cannot load {folder}"):
         record = config.get("predictor", {"kind": "Propagated"})  # which version 0.1 does not name
         try:
