@@ -21,6 +21,7 @@ from experiments.notes import notes
 from experiments.paper.chapters import write_paper_report
 from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
 from experiments.pipeline import Pipeline
+from experiments.publishing import adopt as adopt_rows
 from experiments.rows import ROWS, row_named
 from experiments.rows.daquar_fusion import TOKENS
 from experiments.rows.elsewhere import changed, outside
@@ -33,7 +34,7 @@ from varprop.cli.screen import show
 from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.errors import InputError
 from varprop.evaluation.methods import listed
-from varprop.evaluation.results import Results
+from varprop.evaluation.results import Results, read_results
 
 FEWEST = 100
 """Of ``--limit``: a tenth is held out, and scales fitted on less say nothing at all."""
@@ -169,6 +170,16 @@ def features(
     tokens = image_tokens(weights, photos(found.place), divide(found.images)[0], device=device_named(device))
     keep_tokens(path, tokens)
     Console().print(f"{path}: {len(tokens)} images, {list(tokens.shape[1:])}", highlight=False, soft_wrap=True)
+
+
+@app.command(epilog="Example: python -m experiments adopt results/nlvr-multiway docs/results/reproduction")
+def adopt(
+    source: Annotated[Path, typer.Argument(help="A results folder.")],
+    folder: Annotated[Path, typer.Argument(help="Another, which gets its rows.")],
+) -> None:
+    """Rows of one folder into another, to be drawn together."""
+    found = adopt_rows(read_results(source), folder)
+    Console().print(f"{folder}: {len(found.rows)} rows", highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: python -m experiments report results/cifar10-vit")

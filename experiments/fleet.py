@@ -27,8 +27,8 @@ from experiments.ordinary import Study
 from experiments.pipeline import Pipeline
 from experiments.rows import row_named
 from experiments.search import best, search
+from experiments.successors import methods_named
 from varprop.cli.references import numbers
-from varprop.evaluation.methods import listed
 
 PAUSE = 0.2  # seconds between looks at the processes
 
@@ -39,7 +39,7 @@ def _experiment(asked: argparse.Namespace) -> Experiment:
         shorter = {name: replace(recipe, epochs=asked.epochs) for name, recipe in found.candidates.items()}
         found = replace(found, recipe=replace(found.recipe, epochs=asked.epochs), candidates=shorter)
     if asked.tables:
-        found = replace(found, methods=tuple(listed(asked.methods.replace(";", ","))))
+        found = replace(found, methods=tuple(methods_named(asked.methods.replace(";", ","))))
     return found
 
 

@@ -19,6 +19,20 @@ def publish(
     copy = Results(out)
     if copy.folder.resolve() == results.folder.resolve() or copy.rows:
         raise ResultsError(f"{out} holds results already; choose an empty folder for the copy")
+    _copy(results, copy, keep, thumbnails)
+    return copy
+
+
+def adopt(results: Results, folder: str | os.PathLike[str], *, thumbnails: int = 120) -> Results:
+    """Rows, without scores per example, beside those of another folder, which must not have rows of the same name."""
+    other = Results(folder)
+    if both := {row.row for row in results.rows} & {row.row for row in other.rows}:
+        raise ResultsError(f"{folder} has rows of {', '.join(sorted(both))} already: give a folder without them")
+    _copy(results, other, lambda _: False, thumbnails)
+    return other
+
+
+def _copy(results: Results, copy: Results, keep: Callable[[Row], bool], thumbnails: int) -> None:
     for row in results.rows:
         scores = results.scores(row) if keep(row) else None
         copy.add(row, scores and {name: _small(name, value) for name, value in scores.items()})
@@ -27,7 +41,6 @@ def publish(
         if name.startswith("examples/"):
             arrays = Examples.read(arrays).first(thumbnails).arrays()
         copy.keep(name, arrays)
-    return copy
 
 
 def _small(name: str, value: np.ndarray) -> np.ndarray:

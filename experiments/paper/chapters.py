@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.paper.blocks import block_scales
+from experiments.paper.macro import macro
 from experiments.paper.norms import SYNTHETIC, errors, kept_norms, scatter
 from experiments.paper.published import benchmark_of, compared
 from experiments.paper.verdicts import agreement, order, verdict
@@ -112,4 +113,4 @@ def _few(points: pd.DataFrame) -> list[bool]:
 
 
 _OPENING, _OUTCOMES, *_REST, _RUNS = SECTIONS
-PAPER_SECTIONS: tuple[Maker, ...] = (_OPENING, outcomes, verdicts, *_REST, inside, _RUNS)
+PAPER_SECTIONS: tuple[Maker, ...] = (_OPENING, outcomes, macro, verdicts, *_REST, inside, _RUNS)

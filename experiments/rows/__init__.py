@@ -24,7 +24,7 @@ from experiments.rows.imagenet_sample_resnet50 import (
 )
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
-from experiments.rows.small_images import DIGITS_CNN, DIGITS_CNN_ADAMW, GARMENTS_CNN, GARMENTS_CNN_ADAMW
+from experiments.rows.small_images import DIGITS_CNN, DIGITS_CNN_ADAMW, GARMENTS_CNN, GARMENTS_CNN_ADAMW, OBJECTS_VIT
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
 from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
@@ -50,6 +50,7 @@ ROWS: Mapping[str, Experiment] = MappingProxyType(
             FASHION_MNIST,
             GARMENTS_CNN,
             DIGITS_CNN,
+            OBJECTS_VIT,
             CIFAR10_VIT_ADAMW,
             TINY_IMAGENET_VIT_ADAMW,
             SST2_MINILM_ADAMW,

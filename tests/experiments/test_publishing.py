@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from experiments.publishing import publish
+from experiments.publishing import adopt, publish
 from varprop.errors import ResultsError
 from varprop.evaluation.results import Results, Row
 
@@ -29,3 +29,16 @@ def test_a_published_copy_has_all_rows_and_few_scores(tmp_path):
     for folder in ("all", "copy"):
         with pytest.raises(ResultsError, match="holds results already; choose an empty folder"):
             publish(results, tmp_path / folder, bool)
+
+
+def test_rows_of_another_folder_are_adopted_without_their_scores(tmp_path, experiments):
+    results, others = Results(tmp_path / "new"), Results(tmp_path / "all")
+    results.add(Row("d", "cvp", 0, 2, {"accuracy": 0.5}), {"confidence": np.ones(2), "correctness": np.ones(2)})
+    results.add_examples(np.zeros((200, 2, 2), np.uint8), ["zero"], row="d")
+    others.add(Row("e", "cvp", 0, 2, {"accuracy": 0.6}))
+    experiments("adopt", str(tmp_path / "new"), str(tmp_path / "all"))
+    assert [row.row for row in others.rows] == ["e", "d"]
+    assert others.scores(others.rows[1]) is None
+    assert len(others.examples("d").images) == 120
+    with pytest.raises(ResultsError, match="all has rows of d already"):
+        adopt(results, tmp_path / "all")

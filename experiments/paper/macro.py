@@ -1,0 +1,99 @@
+"""The paper's six benchmarks together: each by itself or by what stands in for it, averaged, in the paper's layout."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+import pandas as pd
+
+from experiments.paper.published import ablation, averaged, benchmarks, beside
+from experiments.paper.verdicts import agreement
+from varprop.evaluation.results import Results
+from varprop.report import tables
+from varprop.report.columns import NAMED
+from varprop.report.figures import Drawing, against_time, draw_pareto
+from varprop.report.page import Group, Section
+from varprop.report.style import figure, styles
+from varprop.report.summary import Scope, Summary
+from varprop.report.tables import Table, words
+
+GRID = ("accuracy", "ece", "ace", "nll", "brier", "aurc", "c@0.5", "c@1", "c@5", "phi@10", "phi@50", "phi@100")
+"""The panels of the paper's plots against time."""
+ACROSS = 3
+FEWEST = 2
+"""Benchmarks that have an average."""
+
+
+def chosen(summary: Summary) -> dict[str, str | None]:
+    """The experiment for each benchmark of the paper: it, or else what stands in for it, or else nothing."""
+    found: dict[str, str | None] = dict.fromkeys(benchmarks())
+    for experiment in sorted(summary.experiments, key=lambda each: bool(summary.said(each, "stand_in"))):
+        benchmark = summary.said(experiment, "paper")
+        if benchmark in found and found[benchmark] is None:
+            found[benchmark] = experiment
+    return found
+
+
+def macro(results: Results, summary: Summary) -> Section | None:
+    """None where there are too few of them for an average."""
+    rows = chosen(summary)
+    scope: Scope = tuple(experiment for experiment in rows.values() if experiment)
+    if len(scope) < FEWEST:
+        return None
+    there = [benchmark for benchmark, experiment in rows.items() if experiment]
+    missing = [benchmark for benchmark, experiment in rows.items() if not experiment]
+    lookups = {"ablation": ablation} if not missing else {}
+    parts = [Group("", tables=[listing(summary, rows)])]
+    for table in tables.kinds(summary, scope):
+        lookup = lookups.get(table.kind, functools.partial(averaged, there))
+        shown = (
+            table if table.kind == "sampling" or (table.kind == "ablation" and missing) else beside(table, lookup, "")
+        )
+        title = f"Average of {len(there)} of {len(rows)} benchmarks: {table.kind} table"
+        parts.append(Group("", tables=[replace(shown, kind=f"macro-{table.kind}", title=title)]))
+    order = agreement(summary, scope)
+    if order is not None:
+        parts.append(Group("", tables=[replace(order, kind="macro-agreement")]))
+    drawn = grid(summary, scope, "macro")
+    parts += [Group("", drawings=[drawn])] if drawn else []
+    absent = f" Missing: {', '.join(missing)}." if missing else ""
+    note = (
+        f"{len(there)} of the paper's {len(rows)} benchmarks, some by stand-ins, averaged as the paper averages them, "
+        f"with the paper's average of the same ones below.{absent} Where stand-ins are among them, the order of the "
+        "methods can be compared with the paper's, and the level cannot."
+    )
+    return Section("macro", "The paper's benchmarks together", note, parts)
+
+
+def listing(summary: Summary, rows: dict[str, str | None]) -> Table:
+    """Which experiment is taken for which benchmark."""
+    lines = []
+    for benchmark, experiment in rows.items():
+        if experiment is None:
+            lines.append((benchmark, "missing", "", ""))
+            continue
+        kind = "stand-in" if summary.said(experiment, "stand_in") else "the benchmark itself"
+        lines.append((benchmark, summary.title(experiment), kind, str(len(summary.seeds(experiment)))))
+    cells = pd.DataFrame(lines, columns=["Benchmark of the paper", "Here", "Which is", "Seeds"])
+    return words("macro-rows", "average", "What is averaged", cells)
+
+
+def grid(summary: Summary, scope: Scope, name: str) -> Drawing | None:
+    """Every metric of the paper's plots against time, a panel each."""
+    columns = [NAMED[key] for key in GRID if NAMED[key] in summary.columns]
+    found = {column: points for column in columns if len(points := against_time(summary, scope, column)) > 1}
+    if not found:
+        return None
+    lines = math.ceil(len(found) / ACROSS)
+    fig = figure(3.3 * ACROSS, 2.6 * lines + 0.3)
+    panels, look = list(fig.subplots(lines, ACROSS, squeeze=False).flat), styles(summary.methods)
+    for axes, (column, points) in zip(panels, found.items(), strict=False):
+        draw_pareto(axes, points, column, look)
+    for axes in panels[len(found) :]:
+        axes.set_visible(False)
+    fig.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    alt = f"{', '.join(column.title for column in found)} against time, average of {len(scope)} benchmarks"
+    data = pd.concat({column.key: points for column, points in found.items()}, names=["metric", "method"])
+    return Drawing("all", name, "All metrics and time", alt, fig, data.reset_index())

@@ -1,0 +1,91 @@
+"""What was tried beside CVP: its parts against formulas written once more, and each on little."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.models.vit import ViT
+from experiments.pipeline import Pipeline
+from experiments.successors import SUCCESSORS, Case, _gradients, _parts, methods_named, smooth_aurc
+from tests.experiments.synthetic import experiment
+from varprop.errors import InputError
+from varprop.metrics import aurc
+from varprop.network.moment_net import propagate
+from varprop.posterior import Posterior
+from varprop.prediction.links import Softmax
+
+
+def test_the_smooth_risk_of_sharp_ranks_is_aurc():
+    generator = torch.Generator().manual_seed(0)
+    score, wrong = torch.randn(400, generator=generator).double(), torch.rand(400, generator=generator).double()
+    found = smooth_aurc(score, wrong, softness=1e-6)
+    torch.testing.assert_close(found, aurc(score, 1 - wrong), rtol=1e-3, atol=0)
+
+
+def test_the_smooth_risk_falls_when_a_wrong_answer_loses_confidence():
+    score = torch.tensor([2.0, 1.0, 0.5, -1.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(smooth_aurc(score, torch.tensor([0.0, 1.0, 0.0, 0.0])), score)
+    assert slope[1] > 0
+    assert slope[[0, 2, 3]].max() < 0
+
+
+def linear():
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 4).double(), torch.randn(6, 5, dtype=torch.float64)
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    var = {name: torch.rand_like(p) for name, p in mean.items()}
+    posterior = Posterior.from_tensors(mean, var)
+    return Case(model, posterior, [], Softmax(), propagate(model, posterior)), x, var
+
+
+def test_variance_of_a_margin_of_a_linear_model():
+    case, x, var = linear()
+    factor = _gradients(case, 1)(x)
+    first, second = case.model(x).topk(2).indices.T
+    of_each = x.square() @ var["weight"].T + var["bias"]
+    wanted = of_each.gather(1, first[:, None]) + of_each.gather(1, second[:, None])
+    torch.testing.assert_close(factor.square().sum(-1).amax(-1, keepdim=True), wanted, rtol=1e-4, atol=0)
+
+
+def test_covariance_of_classes_that_share_their_noise():
+    """Two layers: the first is common to all classes."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)).double(), torch.randn(2, 3, dtype=torch.float64)
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    var = {name: torch.zeros_like(p) + (0.1 if name.startswith("0") else 0.0) for name, p in mean.items()}
+    posterior = Posterior.from_tensors(mean, var)
+    case = Case(model, posterior, [], Softmax(), propagate(model, posterior))
+    factor = _gradients(case, 3)(x)
+    weight = mean["1.weight"]
+    for row, found in zip(x, factor @ factor.mT, strict=True):
+        wanted = 0.1 * (row.square().sum() + 1) * weight @ weight.T
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_every_entry_of_a_matrix_is_in_one_group():
+    model = ViT(channels=1, side=8, classes=3, patch=4, width=8, depth=2, heads=2)
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    parts = _parts(model, shapes)
+    seen = {name: torch.zeros(shape) for name, shape in shapes.items() if len(shape) > 1}
+    for path, rows in parts.values():
+        seen[path][rows] += 1
+    assert all((each == 1).all() for each in seen.values())
+    assert sum(path == "blocks.1.qkv.weight" for path, _ in parts.values()) == 6
+
+
+def test_unknown_names():
+    with pytest.raises(InputError, match=r"no method 'cvp-gropus'.*cvp-groups"):
+        methods_named("mean,cvp-gropus")
+    assert [each.slug for each in methods_named("mc-2,cvp-margin")] == ["mc-2", "cvp-margin"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the best width", "ignore:some scales", "ignore:the scales had not")
+def test_each_on_little(tmp_path, monkeypatch):
+    chosen = replace(experiment(), methods=tuple(SUCCESSORS.values()))
+    pipeline = Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None, fidelity=False)
+    pipeline.train([0])
+    pipeline.evaluate(pipeline.subject(0), 0, chosen.methods, {})
+    assert not pipeline.missing(0)
