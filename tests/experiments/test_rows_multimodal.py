@@ -10,8 +10,8 @@ from experiments.data.illustrated import Padded
 from experiments.data.labelled import in_some_groups
 from experiments.models.beit3 import BASE
 from experiments.pipeline import Pipeline
-from experiments.rows import ROWS
-from tests.experiments import multimodal, synthetic_rows
+from experiments.rows import ROWS, vqav2_beit3, vqav2_vilt
+from tests.experiments import hf_folders, multimodal, synthetic_rows
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.evaluation.methods import listed
 from varprop.moments import Moments
@@ -164,3 +164,13 @@ def test_unanswerable_questions_are_not_trained_on(tmp_path):
     splits = experiment.splits(sources, 0)
     assert (len(splits.train), len(splits.held_out), len(splits.test)) == (9, 2, 16)
     assert splits.train.labels[:].sum(1).min() > 0
+
+
+@pytest.mark.parametrize(("row", "length"), [(vqav2_beit3, 64), (vqav2_vilt, 40)])
+def test_a_question_longer_than_the_position_table_is_cut(tmp_path, row, length):
+    place = hf_folders.tokenizer(tmp_path)
+    words = {count: row.tokens(place, ["film " * count]) for count in (length - 3, length - 2, 300)}
+    for name, tokens in words[300].items():
+        assert tokens.shape == (1, length)
+        assert torch.equal(tokens, words[length - 2][name]), "two are for the ends"
+    assert any(not torch.equal(x, words[length - 3][name]) for name, x in words[300].items())
