@@ -107,6 +107,13 @@ def test_queries_and_keys_carry_no_variance(name):
     assert not any(path.startswith("var.") and any(word in path for word in words) for path in read)
 
 
+def test_what_depends_on_no_input_is_computed_once():
+    """BEiT's table of relative positions is read at places that it finds from a grid, in several steps."""
+    _, _, net, _ = propagated("beit")
+    ops = {node.target for plan in net._plans for node in plan.module.graph.nodes}
+    assert not ops & {torch.ops.aten.meshgrid.indexing, torch.ops.aten.select_scatter.default}
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [("bert", torch.bfloat16), also("llama", torch.bfloat16), also("llama", torch.double)]
 )

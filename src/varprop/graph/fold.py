@@ -27,6 +27,8 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
     for node in list(graph.nodes):
         if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
             continue
+        if not isinstance(node.meta["val"], Tensor):
+            continue
         base: Any = node
         while _is_view(base) and base.meta["val"].numel() > SMALL:
             base = base.args[0]
@@ -81,11 +83,17 @@ def _constants(graph: fx.Graph) -> set[fx.Node]:
         if node.op == "get_attr":
             if node.target.startswith(FOLDABLE):
                 found.add(node)
-        elif node.op == "call_function" and isinstance(node.meta.get("val"), Tensor):
+        elif node.op == "call_function" and all(arg in found for arg in node.all_input_nodes):
             random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if not random and all(arg in found for arg in node.all_input_nodes):
+            if not random and _is_kept(node.meta.get("val")):
                 found.add(node)
     return found
+
+
+def _is_kept(value: Any) -> bool:
+    """Tensors, and several small ones at a time: to store parts of large ones would be to store them twice."""
+    several = isinstance(value, list | tuple) and all(isinstance(part, Tensor) for part in value)
+    return isinstance(value, Tensor) or (several and all(part.numel() <= SMALL for part in value))
 
 
 def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
