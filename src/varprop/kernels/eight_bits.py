@@ -23,7 +23,7 @@ LARGEST = 448.0
 FEWEST = 512  # features: in a sum of few, errors do not average out
 OLDEST = (8, 9)  # CUDA's compute capability that multiplies them
 TINY = 1e-30
-ENTRIES = 256  # of a row for each warp that turns it into 8 bits
+ENTRIES = 1024  # for each warp that turns them into 8 bits
 
 
 @functools.cache
@@ -39,16 +39,13 @@ def has_eight_bits(device: torch.device) -> bool:
 def pack(second: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[E[W²], Σ_W] as weights ⊙ (rows ⊗ columns): weights of 8 bits, a factor for each output and for each input.
 
-    With the factors of inputs on their side, the largest entries there are those that count most in the sum. What
-    rounding takes from the sum of a row, its factor gives back: else a hundredth is lost over twelve blocks.
+    With the factors of inputs on their side, the largest entries there are those that count most in the sum.
     """
     both = torch.cat([second, noise], 1).float()
     columns = both.mean(0).clamp_min(TINY)
     relative = both / columns
     rows = (relative.amax(1, keepdim=True) / LARGEST).clamp_min(TINY)
-    weights = (relative / rows).to(EIGHT)
-    kept = weights.float().sum(1, keepdim=True)
-    return weights, torch.where(kept > 0, relative.sum(1, keepdim=True) / kept, rows), columns
+    return (relative / rows).to(EIGHT), rows, columns
 
 
 def reference(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
@@ -91,9 +88,10 @@ def _launch(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: T
     both = torch.empty(tokens, 2 * size, dtype=EIGHT, device=mean.device)
     scales = torch.empty(tokens, 1, dtype=torch.float32, device=mean.device)
     with on(mean.device):
-        quantize_kernel[(tokens,)](
+        rows_at_once = max(1, min(4, 4 * ENTRIES // block))
+        quantize_kernel[(-(-tokens // rows_at_once),)](
             mean.contiguous(), var.contiguous(), columns, both, scales, tokens, size,
-            LARGEST=LARGEST, ROWS=1, BLOCK=block, num_warps=min(16, max(1, block // ENTRIES)),
+            LARGEST=LARGEST, ROWS=rows_at_once, BLOCK=block, num_warps=min(16, rows_at_once * block // ENTRIES),
         )  # fmt: skip
     # Fast accumulation cuts off bits, always downwards in a sum of positive numbers: 16 % after 12 blocks.
     product = torch._scaled_mm(

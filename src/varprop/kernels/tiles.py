@@ -231,7 +231,7 @@ def token_norm_kernel(
 def quantize_kernel(
     mean, var, columns, out, scales, rows, size, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of [Σ, μ²] ⊙ columns, as 8-bit numbers times a scale for each that keeps its sum."""
+    """Some rows of [Σ, μ²] ⊙ columns, as 8-bit numbers times a scale for each."""
     column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     kept = column < size
@@ -240,9 +240,8 @@ def quantize_kernel(
     v = tl.load(var + at, mask=inside, other=0.0).to(tl.float32)
     v = v * tl.load(columns + column, mask=kept, other=0.0)
     w = x * x * tl.load(columns + size + column, mask=kept, other=0.0)
-    up = LARGEST / tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None], 1e-28)
-    first, second = (v * up).to(out.dtype.element_ty), (w * up).to(out.dtype.element_ty)
-    kept_sum = tl.sum(first.to(tl.float32) + second.to(tl.float32), 1)[:, None]
-    tl.store(scales + row, tl.where(kept_sum > 0.0, tl.sum(v + w, 1)[:, None] / kept_sum, 0.0), mask=row < rows)
-    tl.store(out + at + row * size, first, mask=inside)
-    tl.store(out + at + (row + 1) * size, second, mask=inside)
+    scale = tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None] / LARGEST, 1e-30)
+    tl.store(scales + row, scale, mask=row < rows)
+    small = 1.0 / scale
+    tl.store(out + at + row * size, (v * small).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at + (row + 1) * size, (w * small).to(out.dtype.element_ty), mask=inside)

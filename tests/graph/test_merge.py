@@ -1,0 +1,68 @@
+"""Linear layers of one input as one product."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.graph import compiler
+
+aten = torch.ops.aten
+
+
+class Heads(nn.Module):
+    """Queries, keys and values of different sizes; ``plain`` reads the keys as they are."""
+
+    def __init__(self, *, bias=True, plain=False):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(12, 16, bias=bias), nn.Linear(12, 8, bias=bias), nn.Linear(12, 8, bias=bias)
+        self.out, self.plain = nn.Linear(16, 3), plain
+
+    def forward(self, x):
+        results = self.q(x), self.k(x), self.v(x)
+        q, k, v = (y.view(x.shape[0], x.shape[1], -1, 4).transpose(1, 2) for y in results)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        return self.out(y) + (results[1].mean() if self.plain else 0)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Networks with and without merged products, and how many linear layers of means each graph has."""
+
+    def build(model, x):
+        posterior, found = vp.Posterior.isotropic(model, std=0.1), []
+        for merged in (False, True):
+            monkeypatch.setattr(compiler, "runs_on", lambda _, merged=merged: merged)
+            net = vp.propagate(copy.deepcopy(model), posterior)
+            net.capture(x)
+            graph = net._plans[0].module.graph
+            found.append((net, len(graph.find_nodes(op="call_function", target=aten.linear.default))))
+        return found
+
+    return build
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_projections_are_one_product_and_say_the_same(products, bias):
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 12)
+    (apart, many), (merged, few) = products(Heads(bias=bias).eval(), x)
+    assert many - few == 2
+    for y in (x, torch.randn(3, 5, 12)):
+        torch.testing.assert_close(tuple(merged(y)), tuple(apart(y)))
+
+
+def test_what_is_read_as_it_is_stays_alone(products):
+    (_, many), (_, few) = products(Heads(plain=True).eval(), torch.randn(2, 5, 12))
+    assert many - few == 1
+
+
+def test_loaded_weights_reach_the_product(products):
+    torch.manual_seed(0)
+    x, model, other = torch.randn(2, 5, 12), Heads().eval(), Heads().eval()
+    _, (merged, _) = products(model, x)
+    (expected, _), _ = products(other, x)
+    merged.load_state_dict(expected.state_dict())
+    torch.testing.assert_close(tuple(merged(x)), tuple(expected(x)))
