@@ -2,7 +2,8 @@
 
 Every method is fitted on the held-out data alone, with the same care: Monte Carlo and Laplace approximations have the
 width of their posterior chosen there, and all have a temperature where they have logits. Rows are lines of JSON;
-``python -m experiments.ordinary FILE`` prints them as a table.
+``python -m experiments.ordinary FILE`` prints them as a table; with a second name, that of a picture, what sets methods
+apart from temperature scaling is drawn there against the number of held-out examples.
 """
 
 from __future__ import annotations
@@ -276,9 +277,31 @@ def _entry(metric: str, entry: Mapping[str, float]) -> str:
     return f"{text} ({mark}{gap}{mark})"
 
 
+def draw(rows: Sequence[dict[str, Any]], path: Path, method: str = "cvp-isotropic") -> None:
+    """NLL and AURC against temperature scaling on the same held-out examples, with two standard errors."""
+    import matplotlib.pyplot as plt  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    found, everything = compare_paired(rows), max(row.get("examples", 0) for row in rows)
+    by_size = {int(name.partition("@")[2] or everything): name for name in found if name.partition("@")[0] == method}
+    sizes, names = zip(*sorted(by_size.items()), strict=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
+    for axis, metric in zip(axes, ("nll", "aurc"), strict=True):
+        title, factor, _ = COLUMNS[metric]
+        gaps, errors = ([factor * found[name][metric][key] for name in names] for key in ("difference", "error"))
+        axis.axhline(0, color="grey", linewidth=0.8)
+        axis.errorbar(sizes, gaps, [2 * error for error in errors], marker="o", capsize=3)
+        axis.set(xscale="log", xlabel="held-out images", title=f"{title}, against temperature scaling")
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes], minor=False)
+        axis.minorticks_off()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table(read(Path(sys.argv[1]))))
+    given = read(Path(sys.argv[1]))
+    sys.stdout.write(table(given))
+    if len(sys.argv) > 2:
+        draw(given, Path(sys.argv[2]))
