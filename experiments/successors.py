@@ -38,10 +38,10 @@ from varprop.prediction.predictors import Predictor, Propagated, run
 from varprop.prediction.sampling import normals
 from varprop.rules import CVP
 
-LOG_WIDTHS = tuple(-3.0 + 0.25 * i for i in range(15))  # of log₁₀ of the relative width
-WEIGHTS = (0.0, 10.0, 100.0)  # of AURC beside NLL
+LOG_WIDTHS = tuple(-2.5 + 0.25 * i for i in range(11))  # of log₁₀ of the relative width
+WEIGHTS = (0.0, 30.0)  # of AURC beside NLL
 SOFTNESS = 0.3  # of a rank, in nats of the confidence's log-odds
-EPOCHS, RATE, BATCH = 8, 0.03, 250
+EPOCHS, RATE, BATCH = 5, 0.05, 250
 SHIFTS = (-1.5, 1.5)  # of the log variance of a group
 WORTH = 2.0  # nats in all that a group's width must gain
 STRENGTHS = (0.0, *(10 ** (0.5 * i) for i in range(-4, 9)))  # factors on a variance

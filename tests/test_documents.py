@@ -1,5 +1,6 @@
 """Every Python block of the documents runs, in order, as a reader would run them."""
 
+import functools
 import json
 import re
 import textwrap
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from experiments.paper import chapters, verdicts
+from experiments.paper.macro import averages
 from experiments.paper.published import compared
 from tests import notebook
 from varprop.evaluation.results import read_results
@@ -82,19 +84,23 @@ def lines(table):
     return [found[0], *found[2:]]
 
 
+@functools.cache
+def drawn(folder):
+    """The tables that a report of these rows would write."""
+    summary = Summary(read_results(ROOT / "docs" / folder).rows)
+    found = averages(summary)
+    for scope in chapters.scopes(summary):
+        found += [compared(summary, scope, table) for table in tables.kinds(summary, scope)]
+        found += [verdicts.verdict(summary, scope), verdicts.order(summary, scope)]
+    return [table for table in found if table]
+
+
 @pytest.mark.second  # it draws tables, as the report does
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_tables_are_those_of_the_stored_rows(page):
     """A table after a comment such as <!-- table: results/digits main digits --> is what the report would write."""
     for folder, kind, name, shown in TABLE.findall(page.read_text()):
-        summary = Summary(read_results(ROOT / "docs" / folder).rows)
-        written = []
-        for scope in chapters.scopes(summary):
-            found = [compared(summary, scope, table) for table in tables.kinds(summary, scope)]
-            found += [verdicts.verdict(summary, scope), verdicts.order(summary, scope)]
-            written += [
-                lines(table.markdown()) for table in found if table and (table.kind, table.name) == (kind, name)
-            ]
+        written = [lines(t.markdown()) for t in drawn(folder) if (t.kind, t.name) == (kind, name)]
         assert lines(shown) in written, f"{kind} of {name} in {folder}: the report writes another table"
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from experiments.paper.published import ablation, averaged, benchmarks, beside
+from experiments.paper.published import Lookup, ablation, averaged, benchmarks, beside
 from experiments.paper.verdicts import agreement
 from varprop.evaluation.results import Results
 from varprop.report import tables
@@ -36,34 +36,41 @@ def chosen(summary: Summary) -> dict[str, str | None]:
     return found
 
 
-def macro(results: Results, summary: Summary) -> Section | None:
-    """None where there are too few of them for an average."""
+def averages(summary: Summary) -> list[Table]:
+    """What is averaged, the tables of the average, and our order of the methods beside the paper's.
+
+    Nothing where there are too few benchmarks. The paper has its ablation of all six together alone.
+    """
     rows = chosen(summary)
-    scope: Scope = tuple(experiment for experiment in rows.values() if experiment)
+    there = {benchmark: experiment for benchmark, experiment in rows.items() if experiment}
+    scope: Scope = tuple(there.values())
     if len(scope) < FEWEST:
-        return None
-    there = [benchmark for benchmark, experiment in rows.items() if experiment]
-    missing = [benchmark for benchmark, experiment in rows.items() if not experiment]
-    lookups = {"ablation": ablation} if not missing else {}
-    parts = [Group("", tables=[listing(summary, rows)])]
+        return []
+    known: dict[str, Lookup] = dict.fromkeys(("main", "extended"), functools.partial(averaged, list(there)))
+    known |= {"ablation": ablation} if len(there) == len(rows) else {}
+    found = [listing(summary, rows)]
     for table in tables.kinds(summary, scope):
-        lookup = lookups.get(table.kind, functools.partial(averaged, there))
-        shown = (
-            table if table.kind == "sampling" or (table.kind == "ablation" and missing) else beside(table, lookup, "")
-        )
+        shown = beside(table, known[table.kind], "") if table.kind in known else table
         title = f"Average of {len(there)} of {len(rows)} benchmarks: {table.kind} table"
-        parts.append(Group("", tables=[replace(shown, kind=f"macro-{table.kind}", title=title)]))
+        found.append(replace(shown, kind=f"macro-{table.kind}", title=title))
     order = agreement(summary, scope)
-    if order is not None:
-        parts.append(Group("", tables=[replace(order, kind="macro-agreement")]))
-    drawn = grid(summary, scope, "macro")
-    parts += [Group("", drawings=[drawn])] if drawn else []
+    return [*found, replace(order, kind="macro-agreement")] if order else found
+
+
+def macro(results: Results, summary: Summary) -> Section | None:
+    rows = chosen(summary)
+    found = averages(summary)
+    if not found:
+        return None
+    missing = [benchmark for benchmark, experiment in rows.items() if not experiment]
     absent = f" Missing: {', '.join(missing)}." if missing else ""
     note = (
-        f"{len(there)} of the paper's {len(rows)} benchmarks, some by stand-ins, averaged as the paper averages them, "
-        f"with the paper's average of the same ones below.{absent} Where stand-ins are among them, the order of the "
-        "methods can be compared with the paper's, and the level cannot."
+        f"{len(rows) - len(missing)} of the paper's {len(rows)} benchmarks, some by stand-ins, averaged as the paper "
+        f"averages them, with the paper's average of the same ones below.{absent} Where stand-ins are among them, the "
+        "order of the methods can be compared with the paper's, and the level cannot."
     )
+    drawn = grid(summary, tuple(experiment for experiment in rows.values() if experiment), "macro")
+    parts = [*(Group("", tables=[table]) for table in found), *([Group("", drawings=[drawn])] if drawn else [])]
     return Section("macro", "The paper's benchmarks together", note, parts)
 
 
