@@ -24,7 +24,7 @@ from torch import Tensor
 import varprop as vp
 from varprop.deployment.exporting import outputs
 
-BATCHES, LENGTH, REPEATS = (1, 4), 64, 3
+BATCHES, LENGTH = (1, 4), 64
 Batch = dict[str, Tensor]
 
 
@@ -44,10 +44,10 @@ MODELS: dict[str, tuple[str, Callable[[int], Batch]]] = {
 }
 
 
-def seconds(run: Callable[[], Any]) -> float:
+def seconds(run: Callable[[], Any], repeats: int) -> float:
     """The median of several, after one that is not counted."""
     taken = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         started = time.perf_counter()
         run()
         taken.append(time.perf_counter() - started)
@@ -67,7 +67,7 @@ def opened(kind: str, file: Path) -> Callable[[Batch], dict[str, Tensor]]:
     return lambda batch: module(*batch.values())
 
 
-def measured(name: str, forms: list[str]) -> Iterator[dict[str, Any]]:
+def measured(name: str, forms: list[str], repeats: int) -> Iterator[dict[str, Any]]:
     """A line for each form of the file."""
     kind, batch = MODELS[name]
     torch.manual_seed(0)
@@ -96,9 +96,9 @@ def measured(name: str, forms: list[str]) -> Iterator[dict[str, Any]]:
                 },
                 "largest_value": {key: float(value.abs().max()) for key, value in expected[1].items()},
                 # One after the other, so that what else the machine does slows all of them.
-                "plain_seconds": {count: seconds(partial(model, **inputs)) for count, inputs in batches.items()},
-                "torch_seconds": {count: seconds(partial(predictor, **inputs)) for count, inputs in batches.items()},
-                "file_seconds": {count: seconds(partial(run, inputs)) for count, inputs in batches.items()},
+                "plain_seconds": {c: seconds(partial(model, **inputs), repeats) for c, inputs in batches.items()},
+                "torch_seconds": {c: seconds(partial(predictor, **inputs), repeats) for c, inputs in batches.items()},
+                "file_seconds": {c: seconds(partial(run, inputs), repeats) for c, inputs in batches.items()},
             }
 
 
@@ -107,7 +107,8 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("models", nargs="*", default=list(MODELS))
     options.add_argument("--forms", default="onnx,pt2,aot")
+    options.add_argument("--repeats", type=int, default=3)
     given = options.parse_args()
     for name in given.models:
-        for line in measured(name, given.forms.split(",")):
+        for line in measured(name, given.forms.split(","), given.repeats):
             print(json.dumps(line), flush=True)

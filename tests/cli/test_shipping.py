@@ -33,6 +33,15 @@ def test_score_refuses(refused, tmp_path):
     assert "no column name" in refused("score", model, tmp_path / "data.parquet", tmp_path / "out", "--key", "name")
 
 
+def test_serve_refuses_a_port_that_is_taken(refused, tmp_path):
+    pytest.importorskip("fastapi")
+    write_classifier(tmp_path / "model.onnx")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("serve", tmp_path, "--port", port, "--device", "cpu")
+    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use; choose another --port" in said
+
+
 @pytest.mark.slow
 def test_serve_until_it_is_told_to_stop(tmp_path):
     write_classifier(tmp_path / "model.onnx")
@@ -55,4 +64,5 @@ def test_serve_until_it_is_told_to_stop(tmp_path):
     _, log = server.communicate(timeout=40)
     events = [json.loads(line) for line in log.splitlines()]
     assert any(each.get("path") == "/predict" and each["status"] == 200 for each in events)
+    assert [each["url"] for each in events if each["event"] == "listening"] == [f"{url}/"]
     assert any(each["event"] == "stopped" for each in events)

@@ -8,6 +8,7 @@ import binascii
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -261,17 +262,24 @@ class Lines(logging.Formatter):
 
 def serve(artifact: Artifact, settings: Settings | None = None, *, host: str = "127.0.0.1", port: int = 8000) -> None:
     """Answer until the process is told to stop (SIGTERM, Ctrl-C); requests that are under way are answered first."""
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]  # which says the address once more
+        raise InputError(f"cannot listen on {host}, port {port}: {reason}; choose another --port") from None
     handler = logging.StreamHandler()
     handler.setFormatter(Lines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    app = make_app(artifact, settings)
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it says the same in more words
+    config = uvicorn.Config(
+        make_app(artifact, settings),
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=30,
     )
+    with listening:
+        place = f"[{host}]" if ":" in host else host
+        LOG.info("listening", extra={"fields": {"url": f"http://{place}:{listening.getsockname()[1]}/"}})
+        uvicorn.Server(config).run([listening])
