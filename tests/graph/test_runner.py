@@ -59,7 +59,7 @@ def test_a_layer_at_a_time(monkeypatch, rules):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_that_has_no_room():
-    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16))).eval()
+    model = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(1024, 1024), nn.GELU()))).eval()
     net = vp.propagate(model, vp.Posterior.isotropic(model))
     x = torch.randn(4, 1024)
     expected = net(x)
