@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,13 @@ class Case:
     posterior: Posterior
     held_out: Any
     link: ClassLink
-    net: MomentNet
+    lifted: MomentNet
+    """Left as it is."""
+    net: MomentNet = field(init=False)
+    """A copy, to be fitted."""
+
+    def __post_init__(self) -> None:
+        self.net = copy.deepcopy(self.lifted)
 
     def batches(self) -> Iterator[Batch]:
         for batch in read(self.held_out):
@@ -73,7 +80,7 @@ class Successor(Method):
 
     def build(self, model: nn.Module, posterior: Posterior, held_out: Any, **settings: Any) -> Predictor:
         lift = settings.get("lift") or (lambda rules: propagate(model, posterior, rules))
-        return self.make(Case(model, posterior, held_out, settings.get("link") or Softmax(), copy.deepcopy(lift(CVP))))
+        return self.make(Case(model, posterior, held_out, settings.get("link") or Softmax(), lift(CVP)))
 
 
 # --- one width ---------------------------------------------------------------------------------------
@@ -87,15 +94,20 @@ def widest(case: Case) -> Predictor:
     return _one_width(case, lambda _, risk: risk)
 
 
+_TRIED: WeakKeyDictionary[MomentNet, dict[float, tuple[float, float, float]]] = WeakKeyDictionary()
+"""What several methods begin with: by log₁₀ of the width, temperature, NLL and AURC."""
+
+
 def _one_width(case: Case, judged: Callable[[float, float], float]) -> Predictor:
     """The width that is best by NLL and AURC, each with its own temperature of least NLL."""
-    wide, found = Wide(case.net), {}
+    wide, tried = Wide(case.net), _TRIED.setdefault(case.lifted, {})
     for log in LOG_WIDTHS:
-        wide.set(10**log)
-        temperature, nll, risk = _tempered(case, _moments(case))
-        found[judged(nll, risk)] = log, temperature
-    log, case.net.temperature = found[min(found)]
-    wide.set(10**log)
+        if log not in tried:
+            wide.set(10**log)
+            tried[log] = _tempered(case, _moments(case))
+    best = min(tried, key=lambda log: judged(*tried[log][1:]))
+    case.net.temperature = tried[best][0]
+    wide.set(10**best)
     return Propagated(case.net, link=case.link)
 
 
@@ -308,6 +320,9 @@ def sampled_margin(case: Case) -> Predictor:
 
 
 def _directed(case: Case, factor: Callable[..., Tensor], *, margin: bool) -> Predictor:
+    """Beside the means of ``cvp-flat``."""
+    flat(case)
+    case.net.temperature = 1.0
     return Directed(case.net, case.link, factor, margin=margin).fit(case.batches())
 
 

@@ -87,10 +87,8 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
 @pytest.mark.parametrize("name", FULL)
 def test_from_weights_to_the_table_at_full_size(tmp_path, name, without_measuring):
     make, weights = FULL[name]
-    pipeline = run(tmp_path, make, "mean,cvp", limit=4)
-    recipe = pipeline.experiment.recipe
-    one_by_one = {**recipe.calibration, "micro_batch": 1}  # gradients of two take 19 GB at 965 tokens
-    pipeline.experiment = replace(pipeline.experiment, recipe=replace(recipe, calibration=one_by_one))
+    # At 965 tokens the gradients of all scales take more than 19 GB, those of the last one little.
+    pipeline = run(tmp_path, make, "mean,cvp-output-only" if name == "vqav2-beit3" else "mean,cvp", limit=4)
     results = pipeline.run()
     model, posterior = pipeline.trained(0)  # read back
     assert sum(parameter.numel() for parameter in model.parameters()) == weights
