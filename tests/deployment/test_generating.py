@@ -25,13 +25,14 @@ def llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=64, vocab_size=WORDS))
 
 
-def predictor_of(make):
+def predictor_of(make, rules=vp.CVP):
     torch.manual_seed(0)
     model = make().eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.3)
-    net = vp.propagate(model, vp.Posterior.isotropic(model, std=0.05))
+    net = vp.propagate(model, vp.Posterior.isotropic(model, std=0.05), rules)
+    net.accelerator = torch.device("cpu")  # as for one with less memory
     net.capture(input_ids=torch.zeros(2, 5, dtype=torch.int64))
     for number, scale in enumerate(net.scale_names):  # as a calibration would
         net.scale[scale_path(scale)].detach().fill_(0.3 * (number % 3 - 1))
@@ -51,9 +52,10 @@ def assert_as_a_full_pass(predictor, prompt, found):
     return full, places
 
 
-def check(make):
-    predictor = predictor_of(make)
+def check(make, rules=vp.CVP):
+    predictor = predictor_of(make, rules)
     stepper, prompt = Stepper(predictor), torch.randint(0, WORDS, (3, 6))
+    assert stepper.step.accelerator == predictor.net.accelerator
     found = generate(stepper, prompt, tokens=9)
     full, places = assert_as_a_full_pass(predictor, prompt, found)
     assert torch.equal(found.tokens, full.probs[:, places].argmax(-1))
@@ -94,8 +96,9 @@ def test_gpt2():
 
 
 @pytest.mark.slow
-def test_llama():
-    check(llama)
+@pytest.mark.parametrize("rules", [vp.CVP, vp.FACTORED], ids=lambda rules: rules.name)
+def test_llama(rules):
+    check(llama, rules)
 
 
 def test_what_does_not_generate():

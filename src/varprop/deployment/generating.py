@@ -214,6 +214,7 @@ def _stepping(net: MomentNet, model: nn.Module) -> MomentNet:
         step.mean[name] = mean
     for name, var in variances.items():
         step.var[name] = var
+    step.accelerator = net.accelerator
     return step
 
 
