@@ -34,7 +34,8 @@ def shared(items: Iterable[Item], work: Callable[[int, Item], Found], group: Any
     try:
         parts = _gathered(own, group)
     except RuntimeError as error:
-        raise GroupError(f"another process of the group has ended ({error}): start all of them again") from error
+        reason = "the processes of the group do not reach each other; one of them may have ended"
+        raise GroupError(f"{reason} ({error}): start all of them again") from error
     for part in parts:
         for key, tensor in part.items():
             place, _, name = key.partition(" ")

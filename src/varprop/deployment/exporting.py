@@ -95,15 +95,16 @@ def export(
         raise InputError(f"{target.name}: the file is named .onnx or .pt2, and only .pt2 is compiled by AOTInductor")
     net = predictor.network()
     named = _named_inputs(net, args, kwargs)
-    with _beside(target) as made, torch.no_grad(), _quiet():
+    with _beside(target) as made:
         plan, _ = net.plan((), dict(named))
         if plan.captured.pins is not None:
             raise ExportError("the graph of this model depends on values of its inputs, which no file looks at")
         found = outputs(predictor(**named))  # which also traces what the link needs, on real tensors
         record = Record(list(named), list(found), *_about(predictor), versions())
-        program = _program(Deployed(predictor, list(named)).eval(), list(named.values()), plan.signature.sizes)
-        run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), record, made)
-        _check(run, predictor, named, record.outputs, free=isinstance(plan.signature.sizes[0][0], str))
+        with torch.no_grad(), _quiet():
+            program = _program(Deployed(predictor, list(named)).eval(), list(named.values()), plan.signature.sizes)
+            run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), record, made)
+            _check(run, predictor, named, record.outputs, free=isinstance(plan.signature.sizes[0][0], str))
         if record.processor is not None:
             predictor.processor.save_pretrained(target.parent)
     return target
@@ -192,6 +193,8 @@ class Sink(io.RawIOBase):
         return len(content)
 
     def close(self) -> None:
+        if self.closed:
+            return
         super().close()
         try:
             self.file.close()
