@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+
+FEW = 4  # products
 
 
 class Moments(NamedTuple):
@@ -57,7 +61,10 @@ class Factored(NamedTuple):
 
     @property
     def var(self) -> Tensor:
-        var = (self.coefficients * self.vectors).sum(0)
+        if 0 < len(self.coefficients) <= FEW:  # not all side by side in memory
+            var = functools.reduce(operator.add, map(operator.mul, self.coefficients.unbind(), self.vectors.unbind()))
+        else:
+            var = (self.coefficients * self.vectors).sum(0)
         var = (var if self.rest is None else var + self.rest).expand_as(self.mean)
         return var if var.dtype == self.mean.dtype else var.to(self.mean.dtype)  # numbers of tokens may be more precise
 

@@ -15,6 +15,7 @@ from varprop.graph.captured import Captured, place_of
 from varprop.graph.check import difference
 from varprop.graph.export import capture_error, export, quiet, read_values
 from varprop.graph.fold import fold
+from varprop.graph.fuse import fuse
 from varprop.graph.lift import Lifted, lift, require_rules
 from varprop.graph.masks import settle_masks
 from varprop.graph.merge import merge_products
@@ -101,6 +102,8 @@ def compile_call(
     tidy(lifted.graph)  # no copies, and sums of products in one place
     module = assemble(lifted.graph, tensors)  # a plain module, which shares the network's tensors
     tensors.add_scales(lifted.scales)
+    if runs_on(tensors.device):
+        fuse(module, tensors.pointwise)  # pointwise steps that follow each other are one
     return Plan(call.outline(), lifted.signature, captured, lifted.applied, module)
 
 

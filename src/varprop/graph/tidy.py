@@ -22,6 +22,7 @@ ADDS = {normalize: {0: 10, 1: 11}, normalized: {0: 12}}
 LOG_ALPHA = 13  # of a norm of factored variances
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 RESHAPING = {aten.movedim.int, aten.select.int, aten.expand.default, aten.permute.default}
+EXPANDING = {aten.expand.default, aten.expand_as.default}
 COPIES = {aten.clone.default, aten.alias.default, aten.detach.default}
 
 
@@ -117,7 +118,7 @@ def _same_as(view: fx.Node) -> fx.Node | None:
     if not isinstance(x, fx.Node):
         return None
     inner = x.args[0] if x.args and isinstance(x.args[0], fx.Node) else None
-    if view.target is aten.expand.default and _outline(view) == _outline(x) != "":
+    if view.target in EXPANDING and _outline(view) == _outline(x) != "":
         return x if _is_computed(x) else None
     undone = {
         aten.select.int: (aten.unsqueeze.default, (*x.args[1:], 0)),

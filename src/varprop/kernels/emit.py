@@ -95,6 +95,7 @@ WRITE: dict[Any, Callable[..., str]] = {
         f"tl.where({x} * {beta} > {bound}, {g}, {g} * tl.sigmoid({x} * {beta}))"
     ),
     aten.sqrt.default: lambda x: f"tl.sqrt({x})",
+    aten.square.default: lambda x: f"{x} * {x}",
     aten.sub.Scalar: _infix("-"),
     aten.sub.Tensor: _infix("-"),
     aten.tanh.default: _tanh,
@@ -230,6 +231,29 @@ def emit(body: fx.GraphModule) -> str:
         *(f"tl.store(y{k}_ptr + at, y{k}.to(y{k}_ptr.dtype.element_ty), mask=inside)" for k in range(2)),
     ]
     return _kernel([*(f"{x}_ptr" for x in values), "alpha_ptr", "y0_ptr", "y1_ptr"], "size, BLOCK", steps)
+
+
+def emit_region(body: fx.GraphModule, kinds: tuple[str, ...]) -> str:
+    """The source of ``kernel`` for tensors of these kinds: read entry by entry, a vector along one dimension, of
+    ``channels`` entries that are ``inner`` apart, a row over all the others, or a number. Any number of results.
+    """
+    order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "full")  # the first is a full one
+    names = [f"x{order.index(k)}" for k in range(len(kinds))]
+    results = [f"y{k}" for k in range(len(body.graph.output_node().args[0]))]  # type: ignore[arg-type]
+    index = {
+        "full": "at",
+        "vector": "(at // inner) % channels",
+        "row": "(at // (inner * channels) * inner + at % inner)",
+    }
+    place = {kind: f" + {text}, mask=inside, other=0.0" for kind, text in index.items()}
+    steps = [
+        "at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+        "inside = at < size",
+        *(f"{x} = tl.load({x}_ptr{place.get(kind, '')}).to(tl.float32)" for x, kind in zip(names, kinds, strict=True)),
+        *_statements(body, names, "tl.min({}, 0)"),
+        *(f"tl.store({y}_ptr + at, {y}.to({y}_ptr.dtype.element_ty), mask=inside)" for y in results),
+    ]
+    return _kernel([f"{x}_ptr" for x in (*names, *results)], "size, inner, channels, BLOCK", steps)
 
 
 def emit_tokens(body: fx.GraphModule, terms: int, by_var: int, by_square: int, ones: bool) -> str:

@@ -61,14 +61,13 @@ class Launcher:
         arguments = *aligned(*inputs), log_alpha, *results, first.numel()
         return self.launch(grid, arguments, results, BLOCK=BLOCK, num_warps=WARPS)
 
-    def launch(
-        self, grid: tuple[int], arguments: tuple[Any, ...], results: tuple[Tensor, Tensor], **options: int
-    ) -> tuple[Tensor, Tensor] | None:
+    def launch(self, grid: tuple[int], arguments: tuple[Any, ...], results: Results, **options: int) -> Results | None:
         if self._fails:
             return None
+        device = next(x.device for x in arguments if isinstance(x, Tensor))
 
-        def run() -> tuple[Tensor, Tensor]:
-            with on(results[0].device):
+        def run() -> Results:
+            with on(device):
                 self.kernel[grid](*arguments, **options)
             return results
 

@@ -1,0 +1,107 @@
+"""Pointwise steps that follow each other become one, where Triton runs."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from varprop.graph.captured import spell
+from varprop.kernels.emit import WRITE
+from varprop.kernels.region import Region
+
+FEWEST = 2  # steps that are worth a kernel of their own
+PREFIX = "region"
+
+
+def fuse(module: fx.GraphModule, pointwise: nn.ModuleDict) -> None:
+    """In place. Equal regions share a module of ``pointwise``: their tensors, in which they differ, are its arguments."""
+    for outline in _worth_it(module.graph):
+        partitioner = CapabilityBasedPartitioner(module, _Entrywise(outline), allows_single_node_partition=True)
+        found = [part for part in partitioner.propose_partitions() if _size(part.nodes) >= FEWEST]
+        if found:
+            partitioner.fuse_partitions(found, prefix=PREFIX)
+            _share(module, pointwise)
+
+
+def _worth_it(graph: fx.Graph) -> list[str]:
+    """Outlines of steps of which one takes what another gives; to look for regions takes a while."""
+    outlines = {node: _outline(node) for node in graph.nodes}
+    steps = [node for node in graph.nodes if outlines[node] and node.target is not operator.getitem]
+    linked = [node for node in steps if any(outlines[x] == outlines[node] for x in node.all_input_nodes)]
+    return list(dict.fromkeys(outlines[node] for node in linked))
+
+
+def _share(module: fx.GraphModule, pointwise: nn.ModuleDict) -> None:
+    """Move what was fused to where all graphs of a network find it."""
+    for node in module.graph.find_nodes(op="call_module"):
+        if node.target.startswith(PREFIX):
+            steps: Any = module.get_submodule(node.target)
+            module.delete_submodule(node.target)
+            name = f"{PREFIX}_{_key(steps)}"
+            if name not in pointwise:
+                pointwise[name] = Region(steps)
+            node.target = f"pointwise.{name}"
+    module.recompile()
+
+
+class _Entrywise(OperatorSupportBase):
+    """Steps whose results are of one shape and dtype, from tensors of that shape, vectors and numbers."""
+
+    def __init__(self, outline: str) -> None:
+        self.outline = outline
+
+    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: fx.Node) -> bool:
+        return _outline(node) == self.outline
+
+
+def _outline(node: fx.Node) -> str:
+    """Shape and dtype of a step that a region may have; empty for any other."""
+    if node.op == "call_module":
+        return _outline_of(node.args[0]) if str(node.target).startswith("pointwise.") else ""
+    if node.op != "call_function":
+        return ""
+    if node.target is operator.getitem:
+        return _outline(node.args[0]) if node.args[0].op == "call_module" else ""  # type: ignore[arg-type,union-attr]
+    result = node.meta.get("val")
+    if node.target not in WRITE or set(node.kwargs) - {"alpha"} or not isinstance(result, Tensor):
+        return ""
+    fits = result.is_floating_point() and result.ndim > 1 and all(_fits(x, result) for x in node.all_input_nodes)
+    return _outline_of(node) if fits else ""
+
+
+def _outline_of(node: Any) -> str:
+    value = node.meta.get("val")
+    return f"{value.dtype} {[*map(str, value.shape)]}" if isinstance(value, Tensor) else ""
+
+
+def _fits(node: fx.Node, result: Tensor) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    sizes, full = [*map(str, value.shape)], [*map(str, result.shape)]
+    sizes = ["1"] * (len(full) - len(sizes)) + sizes
+    apart = sum(size != whole for size, whole in zip(sizes, full, strict=True))  # where it is repeated
+    return apart <= 1 or sum(size != "1" for size in sizes) <= 1
+
+
+def _size(nodes: Any) -> int:
+    return sum(node.target is not operator.getitem for node in nodes)
+
+
+def _key(steps: fx.GraphModule) -> str:
+    """The same for steps that differ in the names of their tensors alone."""
+    names = {node: f"n{index}" for index, node in enumerate(steps.graph.nodes)}
+    lines = [f"{node.op} {_kind_of(node)} {spell((node.args, node.kwargs), names)}" for node in steps.graph.nodes]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+
+
+def _kind_of(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    dtype = value.dtype if isinstance(value, Tensor) else ""
+    return f"{dtype}" if node.op in ("placeholder", "output") else f"{node.target} {dtype}"

@@ -1,0 +1,119 @@
+"""Several pointwise steps as one kernel: a norm with fixed statistics, a residual sum, an activation, a square."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from varprop.kernels import emit
+from varprop.kernels.launch import Launcher, aligned, usable
+from varprop.kernels.recompute import direct
+
+aten = torch.ops.aten
+
+LARGEST = 1 << 31  # entries that 32 bits count
+
+
+class Region(nn.Module):
+    """Steps of a flat graph that treat each entry alone, of tensors of one shape; beside these, it takes numbers,
+    vectors along one dimension, and tensors over all but that. Where there is no kernel, or a gradient is asked for,
+    the steps run one by one.
+    """
+
+    def __init__(self, steps: fx.GraphModule) -> None:
+        super().__init__()
+        self.steps, self.body = steps, written_out(steps)
+        self.dtypes = [node.meta["val"].dtype for node in _results(steps.graph)]
+
+    def forward(self, *tensors: Tensor) -> Any:
+        results = self.launch(*tensors) if direct(*tensors) else None
+        if results is None:
+            return self.steps(*tensors)
+        return results if len(results) > 1 else results[0]
+
+    def launch(self, *tensors: Tensor) -> tuple[Tensor, ...] | None:
+        """By the kernel, if there is one for tensors that lie in memory like these."""
+        shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+        if not 0 < math.prod(shape) < LARGEST or not usable(*tensors):
+            return None
+        place, kinds = _kinds(tensors, shape)
+        if "full" not in kinds:
+            return None
+        dense = iter(aligned(*(x for x, kind in zip(tensors, kinds, strict=True) if kind == "full")))
+        given = [next(dense) if kind == "full" else x.contiguous() for x, kind in zip(tensors, kinds, strict=True)]
+        first = given[kinds.index("full")]
+        if not first.is_contiguous() and place != 1:
+            return None
+        launcher = self._launcher(kinds)
+        if launcher is None:
+            return None
+        inner = math.prod(shape[place + 1 :]) if first.is_contiguous() else 1
+        results = tuple(torch.empty_like(first, dtype=dtype) for dtype in self.dtypes)
+        arguments = *given, *results, first.numel(), inner, shape[place]
+        return launcher.launch((-(-first.numel() // emit.BLOCK),), arguments, results, BLOCK=emit.BLOCK)
+
+    @functools.cache  # noqa: B019 (a region lives as long as its network)
+    def _launcher(self, kinds: tuple[str, ...]) -> Launcher | None:
+        try:
+            return _launcher(emit.emit_region(self.body, kinds))
+        except KeyError:  # a rule whose ops Triton does not have
+            return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Region:
+        return Region(self.steps)  # it holds no tensors
+
+
+@functools.cache
+def _launcher(source: str) -> Launcher:
+    return Launcher(lambda: source)
+
+
+def _kinds(tensors: tuple[Tensor, ...], shape: torch.Size) -> tuple[int, tuple[str, ...]]:
+    """A dimension along which vectors lie, and how each tensor is read for results of this shape; if there is none, no
+    kinds.
+    """
+    for place in sorted(range(len(shape)), key=lambda d: d != 1):  # channels first
+        kinds = tuple(_kind(x, shape, place) for x in tensors)
+        if "" not in kinds:
+            return place, kinds
+    return 0, ()
+
+
+def _kind(x: Tensor, shape: torch.Size, place: int) -> str:
+    if x.shape == shape:
+        return "full"
+    sizes = [1] * (len(shape) - x.ndim) + [*x.shape]
+    along = sizes.pop(place)
+    if all(size == 1 for size in sizes):
+        return "number" if along == 1 else "vector"
+    return "row" if along == 1 and sizes == [*shape[:place], *shape[place + 1 :]] else ""
+
+
+def written_out(steps: fx.GraphModule) -> fx.GraphModule:
+    """The steps with the formulas of activations in them."""
+    graph, values = fx.Graph(), dict[fx.Node, Any]()
+    for node in steps.graph.nodes:
+        if node.op == "call_module":
+            mean, var, log_alpha = (values[x] for x in node.args)
+            scaled = graph.call_function(aten.mul.Tensor, (var, graph.call_function(aten.exp.default, (log_alpha,))))
+            scaled.meta["val"] = var.meta["val"]
+            rule: Any = steps.get_submodule(node.target)
+            inner = dict(zip(rule.graph.graph.find_nodes(op="placeholder"), (mean, scaled), strict=True))
+            values[node] = graph.graph_copy(rule.graph.graph, inner)
+        elif node.target is operator.getitem:
+            values[node] = values[node.args[0]][node.args[1]]
+        elif node.op == "output":
+            graph.output(tuple(values[result] for result in _results(steps.graph)))
+        else:
+            values[node] = graph.node_copy(node, values.__getitem__)
+    return fx.GraphModule({}, graph)
+
+
+def _results(graph: fx.Graph) -> list[fx.Node]:
+    found: Any = graph.output_node().args[0]
+    return [found] if isinstance(found, fx.Node) else list(found)
