@@ -20,7 +20,7 @@ PREFIX = "region"
 
 
 def fuse(module: fx.GraphModule, pointwise: nn.ModuleDict) -> None:
-    """In place. Equal regions share a module of ``pointwise``: their tensors, in which they differ, are its arguments."""
+    """In place. Equal regions share a module of ``pointwise``; their tensors, which differ, are its arguments."""
     for outline in _worth_it(module.graph):
         partitioner = CapabilityBasedPartitioner(module, _Entrywise(outline), allows_single_node_partition=True)
         found = [part for part in partitioner.propose_partitions() if _size(part.nodes) >= FEWEST]
