@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,9 +22,9 @@ class Flat:
         self.std = self._joined([pair.var for pair in moments.values()]).sqrt_()
 
     def _joined(self, tensors: list[Tensor]) -> Tensor:
-        gaps = [tensors[0].new_zeros(gap) for gap in self.sizes[1::2]]
-        parts = zip((tensor.detach().reshape(-1) for tensor in tensors), gaps, strict=True)
-        return torch.cat(list(chain.from_iterable(parts)))
+        joined = tensors[0].new_zeros(sum(self.sizes))
+        torch._foreach_copy_(joined.split(self.sizes)[::2], [tensor.detach().reshape(-1) for tensor in tensors])
+        return joined
 
     def draw(self, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Means plus noise, as views of one tensor."""
