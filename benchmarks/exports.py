@@ -45,13 +45,13 @@ MODELS: dict[str, tuple[str, Callable[[int], Batch]]] = {
 
 
 def seconds(run: Callable[[], Any], repeats: int) -> float:
-    """The median of several, after one that is not counted."""
+    """The median of several, after one that is not counted; that one if there is no other."""
     taken = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
         run()
         taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])
+    return statistics.median(taken[1:] or taken)
 
 
 def opened(kind: str, file: Path) -> Callable[[Batch], dict[str, Tensor]]:
@@ -87,6 +87,7 @@ def measured(name: str, forms: list[str], repeats: int) -> Iterator[dict[str, An
                 "model": name,
                 "form": form,
                 "threads": torch.get_num_threads(),
+                "repeats": repeats,
                 "torch": torch.__version__,
                 "export_seconds": round(exported, 1),
                 "megabytes": round(sum(each.stat().st_size for each in Path(folder).iterdir()) / 1e6),
