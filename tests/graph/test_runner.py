@@ -12,6 +12,7 @@ from varprop.graph import runner
 from varprop.graph.runner import Stream
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     ("name", "rules"), [("bert", "CVP"), pytest.param("llama", "FACTORED", marks=pytest.mark.slow)]
 )
