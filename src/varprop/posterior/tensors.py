@@ -62,6 +62,8 @@ def unusable(tensor: Any) -> str | None:
 
 
 def nonfinite(tensor: Tensor) -> str | None:
+    if not tensor.numel() or all(end.isfinite() for end in tensor.detach().aminmax()):  # one pass; NaN is both ends
+        return None
     count = int((~tensor.isfinite()).sum())
     return f"is NaN or infinite in {count} of {tensor.numel()} entries" if count else None
 
@@ -80,7 +82,7 @@ def _problems(name: str, mean: Any, var: Any) -> list[str]:
         if a != b:
             found.append(f"{name!r}: the mean has {what} {a}, the variance {b}")
     found += [f"the {role} of {name!r} {fault}" for role, x in roles.items() if (fault := nonfinite(x))]
-    if count := int((var < 0).sum()):
+    if var.numel() and not var.detach().min() >= 0 and (count := int((var < 0).sum())):
         found.append(
             f"the variance of {name!r} is negative in {count} of {var.numel()} entries (least {float(var.min()):.3g}); "
             "log-variances need .exp() first"
