@@ -27,7 +27,7 @@ from experiments.ordinary import Study
 from experiments.pipeline import Pipeline
 from experiments.rows import row_named
 from experiments.search import best, search
-from experiments.successors import methods_named
+from experiments.successors import Successor, methods_named
 from varprop.cli.references import numbers
 
 PAUSE = 0.2  # seconds between looks at the processes
@@ -73,7 +73,10 @@ def _study(asked: argparse.Namespace, seed: int, methods: Sequence[str], until: 
 
 
 def _price(asked: argparse.Namespace) -> None:
-    _pipeline(asked).price(numbers(asked.seeds)[0])
+    pipeline = _pipeline(asked)
+    timed = tuple(method for method in pipeline.experiment.methods if not isinstance(method, Successor))
+    pipeline.experiment = replace(pipeline.experiment, methods=timed)
+    pipeline.price(numbers(asked.seeds)[0])
 
 
 def run(asked: argparse.Namespace) -> int:
