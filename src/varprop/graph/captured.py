@@ -168,6 +168,12 @@ def numbered(path: str, count: int) -> str:
 # --- sizes ---------------------------------------------------------------------------------------
 
 
+def outline_of(node: fx.Node) -> str:
+    """Dtype and shape of a node's value, sizes that are free by their names; empty if it is not a tensor."""
+    value = node.meta.get("val")
+    return f"{value.dtype} {[*map(str, value.shape)]}" if isinstance(value, Tensor) else ""
+
+
 def sizes_of(node: fx.Node) -> tuple[Size, ...]:
     """A number for each size that export fixed, a symbol's name for each it left free."""
     return tuple(int(n) if isinstance(n, int) or not n.node.expr.is_Symbol else str(n) for n in node.meta["val"].shape)

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from varprop.graph.captured import spell
+from varprop.graph.captured import outline_of, spell
 from varprop.kernels.emit import WRITE
 from varprop.kernels.region import Region
 
@@ -62,22 +62,18 @@ class _Entrywise(OperatorSupportBase):
 
 def _outline(node: fx.Node) -> str:
     """Shape and dtype of a step that a region may have; empty for any other."""
+    source: Any = node.args[0] if node.args else None
     if node.op == "call_module":
-        return _outline_of(node.args[0]) if str(node.target).startswith("pointwise.") else ""
+        return outline_of(source) if str(node.target).startswith("pointwise.") else ""
     if node.op != "call_function":
         return ""
     if node.target is operator.getitem:
-        return _outline(node.args[0]) if node.args[0].op == "call_module" else ""  # type: ignore[arg-type,union-attr]
+        return _outline(source) if source.op == "call_module" else ""
     result = node.meta.get("val")
     if node.target not in WRITE or set(node.kwargs) - {"alpha"} or not isinstance(result, Tensor):
         return ""
     fits = result.is_floating_point() and result.ndim > 1 and all(_fits(x, result) for x in node.all_input_nodes)
-    return _outline_of(node) if fits else ""
-
-
-def _outline_of(node: Any) -> str:
-    value = node.meta.get("val")
-    return f"{value.dtype} {[*map(str, value.shape)]}" if isinstance(value, Tensor) else ""
+    return outline_of(node) if fits else ""
 
 
 def _fits(node: fx.Node, result: Tensor) -> bool:

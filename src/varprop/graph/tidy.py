@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import drop_dead_code
+from varprop.graph.captured import drop_dead_code, outline_of
 from varprop.kernels.activations import activate
 from varprop.kernels.rows import normalize
 from varprop.kernels.tokens import CALLS, contracted, normalized
@@ -90,7 +90,7 @@ def _is_sum(node: Any) -> bool:
     """A sum of two tensors of its own size and dtype."""
     if not isinstance(node, fx.Node) or node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
-    return all(isinstance(x, fx.Node) and _outline(x) == _outline(node) != "" for x in node.args)
+    return all(isinstance(x, fx.Node) and outline_of(x) == outline_of(node) != "" for x in node.args)
 
 
 def _scale_at_once(norm: fx.Node) -> None:
@@ -118,7 +118,7 @@ def _same_as(view: fx.Node) -> fx.Node | None:
     if not isinstance(x, fx.Node):
         return None
     inner = x.args[0] if x.args and isinstance(x.args[0], fx.Node) else None
-    if view.target in EXPANDING and _outline(view) == _outline(x) != "":
+    if view.target in EXPANDING and outline_of(view) == outline_of(x) != "":
         return x if _is_computed(x) else None
     undone = {
         aten.select.int: (aten.unsqueeze.default, (*x.args[1:], 0)),
@@ -128,11 +128,6 @@ def _same_as(view: fx.Node) -> fx.Node | None:
         return None
     op, args = undone[view.target]
     return inner if x.target is op and view.args[1:] == args else None
-
-
-def _outline(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    return f"{value.dtype} {[*map(str, value.shape)]}" if isinstance(value, Tensor) else ""
 
 
 def _is_computed(node: object) -> bool:

@@ -29,6 +29,7 @@ class Region(nn.Module):
         super().__init__()
         self.steps, self.body = steps, written_out(steps)
         self.dtypes = [node.meta["val"].dtype for node in _results(steps.graph)]
+        self._launchers: dict[tuple[str, ...], Launcher | None] = {}
 
     def forward(self, *tensors: Tensor) -> Any:
         results = self.launch(*tensors) if direct(*tensors) else None
@@ -41,7 +42,7 @@ class Region(nn.Module):
         shape = torch.broadcast_shapes(*(x.shape for x in tensors))
         if not 0 < math.prod(shape) < LARGEST or not usable(*tensors):
             return None
-        place, kinds = _kinds(tensors, shape)
+        place, kinds = _kinds(shape, *(x.shape for x in tensors))
         if "full" not in kinds:
             return None
         dense = iter(aligned(*(x for x, kind in zip(tensors, kinds, strict=True) if kind == "full")))
@@ -57,12 +58,13 @@ class Region(nn.Module):
         arguments = *given, *results, first.numel(), inner, shape[place]
         return launcher.launch((-(-first.numel() // emit.BLOCK),), arguments, results, BLOCK=emit.BLOCK)
 
-    @functools.cache  # noqa: B019 (a region lives as long as its network)
     def _launcher(self, kinds: tuple[str, ...]) -> Launcher | None:
-        try:
-            return _launcher(emit.emit_region(self.body, kinds))
-        except KeyError:  # a rule whose ops Triton does not have
-            return None
+        if kinds not in self._launchers:
+            try:
+                self._launchers[kinds] = _launcher(emit.emit_region(self.body, kinds))
+            except KeyError:  # a rule whose ops Triton does not have
+                self._launchers[kinds] = None
+        return self._launchers[kinds]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         return Region(self.steps)  # it holds no tensors
@@ -73,21 +75,22 @@ def _launcher(source: str) -> Launcher:
     return Launcher(lambda: source)
 
 
-def _kinds(tensors: tuple[Tensor, ...], shape: torch.Size) -> tuple[int, tuple[str, ...]]:
-    """A dimension along which vectors lie, and how each tensor is read for results of this shape; if there is none, no
-    kinds.
+@functools.cache
+def _kinds(shape: torch.Size, *given: torch.Size) -> tuple[int, tuple[str, ...]]:
+    """A dimension along which vectors lie, and how tensors of the given shapes are read for results of this one; if
+    there is none, no kinds.
     """
     for place in sorted(range(len(shape)), key=lambda d: d != 1):  # channels first
-        kinds = tuple(_kind(x, shape, place) for x in tensors)
+        kinds = tuple(_kind(each, shape, place) for each in given)
         if "" not in kinds:
             return place, kinds
     return 0, ()
 
 
-def _kind(x: Tensor, shape: torch.Size, place: int) -> str:
-    if x.shape == shape:
+def _kind(given: torch.Size, shape: torch.Size, place: int) -> str:
+    if given == shape:
         return "full"
-    sizes = [1] * (len(shape) - x.ndim) + [*x.shape]
+    sizes = [1] * (len(shape) - len(given)) + [*given]
     along = sizes.pop(place)
     if all(size == 1 for size in sizes):
         return "number" if along == 1 else "vector"

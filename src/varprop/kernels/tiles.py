@@ -80,8 +80,8 @@ def attention_kernel(
     where = batch * ob + head * oh + spot * ol + features[None, :] * od
     tl.store(out_mean + where, (first * norm[:, None]).to(out_mean.dtype.element_ty), mask=row & kept)
     where = batch * pb + head * ph + spot * pl + spread[None, :] * pd
-    had = spread[None, :] < asked
-    tl.store(out_var + where, (second * (norm * norm)[:, None]).to(out_var.dtype.element_ty), mask=row & had)
+    leaves = spread[None, :] < asked
+    tl.store(out_var + where, (second * (norm * norm)[:, None]).to(out_var.dtype.element_ty), mask=row & leaves)
 
 
 @triton.jit

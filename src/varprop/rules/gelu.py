@@ -64,12 +64,12 @@ def _exact(x: Moments, *, coarse: bool) -> Moments:
     return Moments(mean * cdf + var * root * density, var * (slope.square() + bent))
 
 
-def _series(h: Tensor, rho: Tensor, shrink: Tensor, last: int = 8) -> Tensor:
+def _series(h: Tensor, rho: Tensor, shrink: Tensor) -> Tensor:
     """Σ ρ^(k−1)/k! (He_(k−2) − He_k/D²)², of which every term is ≥ 0; no exponential, no division."""
     lower, current, power = h, h.square() - 1, rho
     total = 0.5 * power * (1 - shrink * current).square()
     older = torch.ones_like(h)
-    for k in range(3, last + 1):
+    for k in range(3, 9):
         older, lower, current = lower, current, h * current - (k - 1) * lower
         power = power * rho
         total = total + (1 / math.factorial(k)) * power * (older - shrink * current).square()
