@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from experiments.augment import UNCHANGED, apply
+from experiments.graph import Gradients
 from experiments.pipeline import Pipeline
 from experiments.training import loss_of
 from varprop.batch import read
@@ -26,6 +28,11 @@ def collect(pipeline: Pipeline, model: nn.Module, seed: int, rate: float) -> Pos
     examples, loss = pipeline.splits(seed).train.to(device), loss_of(experiment.link)
     model, swag = copy.deepcopy(model), SWAG()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+
+    def mean_loss(args: Any, kwargs: Any, target: Tensor) -> Tensor:
+        return loss(run(model, {}, args, kwargs, None), target).mean()
+
+    gradients = Gradients(mean_loss, [*model.parameters()])
     generator, size = torch.Generator().manual_seed(seed), min(recipe.batch, len(examples))
     every = max(1, len(examples) * EPOCHS // (size * COLLECTED))
     for step in range(every * COLLECTED):
@@ -36,7 +43,7 @@ def collect(pipeline: Pipeline, model: nn.Module, seed: int, rate: float) -> Pos
             raw = apply(raw, draws)
         batch = next(read([(experiment.prepare(raw), examples.labels[rows])]))
         optimizer.zero_grad()
-        loss(run(model, {}, batch.args, batch.kwargs, None), batch.target).mean().backward()
+        gradients(batch.args, batch.kwargs, batch.target)
         optimizer.step()
         if (step + 1) % every == 0:
             swag.update_parameters(model)

@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from varprop.rules import CVP, FACTORED, RuleSet
 
 WIDTHS = tuple(10 ** (-2 + i / 4) for i in range(9))  # relative: the root of Σ var / Σ mean²
 TRIED, USED = 16, 64  # Monte Carlo samples, in the search for a width and in the end
+SAMPLED = 1000  # examples in a batch of Monte Carlo, which draws all its networks for every batch
 HELD_OUT = (50, 100, 300, 1000)
 TEAM = 4
 
@@ -154,26 +155,24 @@ class Study:
         tuned = {rate: self._tuned(collect(self.pipeline, self.model, self.seed, rate)) for rate in RATES}
         rate = min(tuned, key=lambda rate: tuned[rate][0])
         _, width, posterior = tuned[rate]
-        return self._score(self._sampler(posterior, USED)), {"width": width, "rate": rate}
+        return self._sample(posterior, USED, self.test), {"width": width, "rate": rate}
 
     def _sampled(self, posterior: Posterior) -> Found:
         _, width, posterior = self._tuned(posterior)
-        return self._score(self._sampler(posterior, USED)), {"width": width}
+        return self._sample(posterior, USED, self.test), {"width": width}
 
     def _tuned(self, posterior: Posterior) -> tuple[float, float, Posterior]:
         """Of the width with the least held-out loss: that loss, the width, and the posterior."""
         size = sum(float(pair.mean.square().sum()) for pair in posterior.values())
         noise = sum(float(pair.var.sum()) for pair in posterior.values())
         wide = {width: posterior.scaled(width**2 * size / noise) for width in WIDTHS}
-        losses = {
-            width: evaluate(self._sampler(each, TRIED), self.held_out, progress=False).metrics["nll"]
-            for width, each in wide.items()
-        }
+        losses = {width: self._sample(each, TRIED, self.held_out)["nll"] for width, each in wide.items()}
         best = min(losses, key=lambda width: losses[width])
         return losses[best], best, wide[best]
 
-    def _sampler(self, posterior: Posterior, samples: int) -> MonteCarlo:
-        return MonteCarlo(self.model, posterior, samples, seed=self.seed)
+    def _sample(self, posterior: Posterior, samples: int, data: PreparedBatches) -> Mapping[str, float]:
+        predictor = MonteCarlo(self.model, posterior, samples, seed=self.seed)
+        return evaluate(predictor, replace(data, size=SAMPLED), progress=False).metrics
 
     def _ensemble(self) -> Found:
         """Of this network and the next ones, with one temperature for all."""
