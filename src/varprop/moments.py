@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-FEW = 4  # products
+FEW = 8  # products
 
 
 class Moments(NamedTuple):

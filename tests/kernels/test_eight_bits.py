@@ -25,7 +25,7 @@ def close(result, exact):
     """As independent errors of 3 % in each of hundreds of terms leave it."""
     off = (result.double() - exact) / exact
     found = {"bias": abs(float(off.mean())), "rms": float(off.square().mean().sqrt()), "max": float(off.abs().max())}
-    assert found["bias"] < 2.5e-3 and found["rms"] < 4e-3 and found["max"] < 2e-2, found  # noqa: PT018
+    assert found["bias"] < 2.5e-3 and found["rms"] < 5e-3 and found["max"] < 2e-2, found  # noqa: PT018
 
 
 def test_it_is_registered_in_full():

@@ -8,6 +8,7 @@ import torch
 
 import varprop as vp
 from varprop.kernels import emit, pointwise
+from varprop.kernels.launch import aligned
 from varprop.moments import Moments
 from varprop.rules import functions
 from varprop.rules.activation import ACTIVATION
@@ -245,3 +246,18 @@ def test_networks_run_it_eagerly_and_export_without_it():
     assert "varprop" not in " ".join(str(node.target) for node in program.graph.nodes)
     for got, expected in zip(program.module()(x), y, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_tensors_are_aligned_as_most_of_them_lie():
+    x = torch.randn(2, 3, 4, 5)
+    last = x.contiguous(memory_format=torch.channels_last)
+    for given, layout in (
+        ((x, last, last), torch.channels_last),
+        ((x, last), torch.contiguous_format),
+        ((last, x), torch.channels_last),
+        ((last, x, x), torch.contiguous_format),
+        ((x[:, :, ::2], x[:, :, 1::2]), torch.contiguous_format),
+    ):
+        found = aligned(*given)
+        assert all(y.is_contiguous(memory_format=layout) for y in found)
+        assert all(torch.equal(*pair) for pair in zip(given, found, strict=True))

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+import varprop as vp
 from varprop.errors import PosteriorError
 from varprop.moments import Moments
 from varprop.posterior import Posterior
@@ -203,6 +204,28 @@ def test_draws_keep_shapes_and_differ():
     assert not torch.equal(first["a"], second["a"])
     several = torch.stack([next(draws)["d"] for _ in range(100)])
     assert abs(float(several.std()) - 2) < 5 * 2 / (2 * several.numel()) ** 0.5
+
+
+def test_draws_in_place_are_the_same_numbers_in_the_same_tensors():
+    posterior = Posterior.from_tensors(*pair())
+    fresh = posterior.samples(torch.Generator().manual_seed(0))
+    draws = posterior.samples(torch.Generator().manual_seed(0), in_place=True)
+    place = None
+    for _ in range(3):
+        draw, expected = next(draws), next(fresh)
+        assert all(torch.equal(draw[name], x) for name, x in expected.items())
+        assert place in (None, draw["fc.weight"].data_ptr())
+        place = draw["fc.weight"].data_ptr()
+
+
+def test_weights_lie_in_memory_as_in_the_model():
+    model = torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    for pair_of in (Posterior.isotropic(model), Posterior.isotropic(model).to(dtype=torch.float64)):
+        assert all(x.is_contiguous(memory_format=torch.channels_last) for x in pair_of["weight"])
+    net = vp.propagate(model, Posterior.isotropic(model))
+    assert net.mean["weight"].is_contiguous(memory_format=torch.channels_last)
+    many = torch.ones(1).expand(3)  # entries that share memory
+    assert Posterior.from_tensors({"w": many}, {"w": many})["w"].mean.is_contiguous()
 
 
 def test_sample_without_a_generator_follows_the_global_seed():

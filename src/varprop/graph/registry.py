@@ -88,13 +88,20 @@ class Registries(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        tensors = chain(self.parameters(), self.buffers())  # as far as the first: there are hundreds
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+        return next((tensor.device for tensor in _tensors(self)), torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
         floats = (tensor.dtype for _, tensor in self.mean if tensor.is_floating_point())
         return next(floats, torch.get_default_dtype())
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """All of them, one by one: ``parameters()`` looks at hundreds of modules before it gives the first."""
+    yield from (x for x in chain(module._parameters.values(), module._buffers.values()) if x is not None)
+    for child in module._modules.values():
+        if child is not None:
+            yield from _tensors(child)
 
 
 def scale_path(name: str) -> str:

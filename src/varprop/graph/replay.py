@@ -56,7 +56,7 @@ class Replay:
         self._lock = threading.Lock()
 
     def __call__(self, leaves: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:
-        if not _recordable(leaves, tensors):
+        if not _recordable(leaves, tensors if torch.is_grad_enabled() else ()):  # hundreds, and looked at when recorded
             return self.function(*leaves, *tensors)
         stream = torch.cuda.current_stream(leaves[0].device)
         call = stream.cuda_stream, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
@@ -77,7 +77,7 @@ class Replay:
 
     def _record(self, call: Any, leaves: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
         device = leaves[0].device
-        if _reads_values(self.function) or not all(x.is_cuda for x in tensors):
+        if _reads_values(self.function) or not (direct(*tensors) and all(x.is_cuda for x in tensors)):
             return
         before = torch.cuda.memory_reserved(device)
         graph, inputs = torch.cuda.CUDAGraph(), [leaf.clone() for leaf in leaves]

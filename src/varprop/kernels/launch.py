@@ -56,9 +56,10 @@ class Launcher:
         first = inputs[0]
         if not first.numel() or not usable(*inputs):
             return None
-        results = torch.empty_like(first), torch.empty_like(inputs[1])
+        given = aligned(*inputs)
+        results = torch.empty_like(given[0]), torch.empty_like(given[1])
         grid = (-(-first.numel() // BLOCK),)
-        arguments = *aligned(*inputs), log_alpha, *results, first.numel()
+        arguments = *given, log_alpha, *results, first.numel()
         return self.launch(grid, arguments, results, BLOCK=BLOCK, num_warps=WARPS)
 
     def launch(self, grid: tuple[int], arguments: tuple[Any, ...], results: Results, **options: int) -> Results | None:
@@ -115,11 +116,13 @@ def tile(tokens: int, usual: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one shape that lie in memory alike and without gaps, as the first does if that is possible."""
-    first = tensors[0]
-    layout = next(
-        (each for each in _layouts(first) if first.is_contiguous(memory_format=each)), torch.contiguous_format
-    )
+    """Tensors of one shape that lie in memory alike and without gaps: as most of them do, or else the first."""
+
+    def votes(layout: torch.memory_format) -> tuple[int, bool]:
+        like = [x.is_contiguous(memory_format=layout) for x in tensors]
+        return sum(like), like[0]
+
+    layout = max(_layouts(tensors[0]), key=votes)
     return tuple(x.contiguous(memory_format=layout) for x in tensors)
 
 

@@ -182,9 +182,10 @@ pointwise.register_autograd(_backward, setup_context=_keep)
 
 def in_chunks(function: Function, size: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
     """Two results of a pointwise function of tensors of one shape: a chunk stays in the cache through all its ops."""
-    results = torch.empty_like(tensors[0]), torch.empty_like(tensors[1])
+    given = aligned(*tensors)
+    results = torch.empty_like(given[0]), torch.empty_like(given[1])
     # Detached: a compiler looks at what its inputs are views of, and would warn of gradients there.
-    for chunk in zip(*(flat(x.detach()).split(size) for x in (*aligned(*tensors), *results)), strict=True):
+    for chunk in zip(*(flat(x.detach()).split(size) for x in (*given, *results)), strict=True):
         for out, value in zip(chunk[-2:], function(*chunk[:-2]), strict=True):
             out.copy_(value)
     return results

@@ -26,10 +26,14 @@ class Flat:
         torch._foreach_copy_(joined.split(self.sizes)[::2], [tensor.detach().reshape(-1) for tensor in tensors])
         return joined
 
-    def draw(self, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Means plus noise, as views of one tensor."""
+    def draw(self, generator: torch.Generator | None, into: Tensor) -> None:
+        """Means plus noise."""
         mean = self.mean
         device = mean.device if generator is None else generator.device
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device).to(mean.device)
-        parts = torch.addcmul(mean, self.std, noise).split(self.sizes)[::2]
+        torch.addcmul(mean, self.std, noise, out=into)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors in it, by name."""
+        parts = flat.split(self.sizes)[::2]
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}

@@ -191,20 +191,33 @@ class Posterior(Mapping[str, Moments]):
         """One draw of the named parameters, as ``torch.func.functional_call`` takes them."""
         return next(self.samples(generator))
 
-    def samples(self, generator: torch.Generator | None = None) -> Iterator[dict[str, Tensor]]:
+    def samples(
+        self, generator: torch.Generator | None = None, *, in_place: bool = False
+    ) -> Iterator[dict[str, Tensor]]:
         """Draws without end, each in two passes over the weights: all tensors of a dtype lie side by side for it.
 
         The noise is drawn where the generator lives, so that a seed means the same draw wherever the tensors are,
-        and in the order of names: that of insertion changes in a round trip through a file.
+        and in the order of names: that of insertion changes in a round trip through a file. Draws that are ``in_place``
+        are the same tensors with new numbers, which is faster.
         """
         kinds = {(pair.mean.dtype, pair.mean.device) for pair in self._moments.values()}
         flats = [
             Flat({n: m for n, m in sorted(self._moments.items()) if (m.mean.dtype, m.mean.device) == kind})
             for kind in sorted(kinds, key=str)
         ]
+        draw = dict[str, Tensor]()
         while True:
-            draw = {name: weight for flat in flats for name, weight in flat.draw(generator).items()}
-            yield {name: draw[name] for name in self._moments}
+            if not (draw and in_place):
+                drawn = [torch.empty_like(flat.mean) for flat in flats]
+                views = {
+                    name: view
+                    for flat, into in zip(flats, drawn, strict=True)
+                    for name, view in flat.views(into).items()
+                }
+                draw = {name: views[name] for name in self._moments}
+            for flat, into in zip(flats, drawn, strict=True):
+                flat.draw(generator, into)
+            yield draw
 
     def to(self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None) -> Posterior:
         """The same posterior on another device or in another dtype."""

@@ -32,7 +32,7 @@ def checked(mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> dict[str, 
 
 def copied(moments: Moments) -> Moments:
     """Tensors of our own: a later training step must not change the posterior."""
-    return Moments(*(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in moments))
+    return Moments(*(tensor.detach().clone() for tensor in moments))
 
 
 def cast(name: str, moments: Moments, device: torch.device | None, dtype: torch.dtype | None) -> Moments:

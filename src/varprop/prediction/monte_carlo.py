@@ -58,11 +58,11 @@ class MonteCarlo(Predictor):
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"samples": self.samples, "seed": self.seed, "at_once": self.at_once}
 
-    def weights(self) -> Iterator[dict[str, Tensor]]:
-        """The draws, one after the other."""
+    def weights(self, *, in_place: bool = False) -> Iterator[dict[str, Tensor]]:
+        """The draws, one after the other, or each ``in_place`` of the one before."""
         device = next((mean.device for mean in self.posterior.mean.values()), self.device)
         generator = torch.Generator(device).manual_seed(self.seed)
-        yield from itertools.islice(self.posterior.samples(generator), self.samples)
+        yield from itertools.islice(self.posterior.samples(generator, in_place=in_place), self.samples)
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ class MonteCarlo(Predictor):
 
     def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
         """The logits of each network."""
-        weights, places = self.weights(), places_of(self.model)
+        weights, places = self.weights(in_place=self.at_once == 1), places_of(self.model)
         while group := list(itertools.islice(weights, self.at_once)):
             if len(group) > 1:
                 yield from self._together(group, args, kwargs)

@@ -120,7 +120,9 @@ def contract(apply: Apply, x: Any, by_var: Tensor | None, by_square: Tensor | No
         parts.append(apply(mean_of(x).square(), by_square, None))
     if ones:
         parts.append(torch.ones_like(parts[0].narrow(feature, 0, 1)))
-    return torch.cat(parts, feature)
+    if feature == -1:
+        return torch.cat(parts, feature)
+    return torch.cat([part.movedim(feature, 0) for part in parts]).movedim(0, feature)  # each without gaps
 
 
 def _contracted(apply: Apply, x: Any, right: Tensor) -> Tensor:
