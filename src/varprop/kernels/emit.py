@@ -17,95 +17,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from varprop.kernels.wording import FLOATS, SAME, WRITE
+
 aten = torch.ops.aten
 
 BLOCK, WARPS = 512, 4  # entries of a program, and warps
-
-
-def _clamp(x: str, low: Any = None, high: Any = None) -> str:
-    x = x if low is None else f"tl.maximum({x}, {low})"
-    return x if high is None else f"tl.minimum({x}, {high})"
-
-
-def _power(x: str, exponent: Any) -> str:
-    if exponent not in (1, 2, 3, 4):
-        raise KeyError(exponent)
-    return " * ".join([x] * int(exponent))
-
-
-def _softplus(x: str, beta: Any = 1.0, threshold: Any = 20.0) -> str:
-    inner = f"tl.exp(tl.minimum({x} * {beta}, {threshold}))"
-    return f"tl.where({x} * {beta} > {threshold}, {x}, {_log1p(inner)} / {beta})"
-
-
-def _log1p(x: str) -> str:
-    """Log(u) with u = 1 + x, and what rounding took from u."""
-    return f"(tl.log(1.0 + {x}) + ({x} - ((1.0 + {x}) - 1.0)) / (1.0 + {x}))"
-
-
-def _tanh(x: str) -> str:
-    """σ loses small x, of which three terms of the series leave 1e-8."""
-    series = f"{x} * (1.0 - {x} * {x} * (1.0 / 3.0 - {x} * {x} * (2.0 / 15.0)))"
-    return f"tl.where(tl.abs({x}) < 0.08, {series}, 2.0 * tl.sigmoid(2.0 * {x}) - 1.0)"
-
-
-def _infix(sign: str) -> Callable[..., str]:
-    def write(x: str, y: str, alpha: Any = 1) -> str:
-        return f"{x} {sign} {y}" if alpha == 1 else f"{x} {sign} {alpha} * {y}"
-
-    return write
-
-
-WRITE: dict[Any, Callable[..., str]] = {
-    aten._to_copy.default: lambda x: f"{x}.to(tl.float32)",  # of a truth value
-    aten.abs.default: lambda x: f"tl.abs({x})",
-    aten.add.Scalar: _infix("+"),
-    aten.add.Tensor: _infix("+"),
-    aten.bitwise_and.Tensor: _infix("&"),
-    aten.clamp.default: _clamp,
-    aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
-    aten.clamp_min.default: _clamp,
-    aten.div.Tensor: _infix("/"),
-    aten.eq.Tensor: _infix("=="),
-    aten.erf.default: lambda x: f"tl.erf({x})",
-    aten.exp.default: lambda x: f"tl.exp({x})",
-    aten.full_like.default: lambda _, value: f"tl.full(x0.shape, {value}, tl.float32)",
-    aten.ge.Scalar: _infix(">="),
-    aten.gt.Scalar: _infix(">"),
-    aten.le.Scalar: _infix("<="),
-    aten.log.default: lambda x: f"tl.log({x})",
-    aten.log1p.default: _log1p,
-    aten.logical_and.default: _infix("&"),
-    aten.logical_and_.default: _infix("&"),
-    aten.lt.Scalar: _infix("<"),
-    aten.mul.Scalar: _infix("*"),
-    aten.mul.Tensor: _infix("*"),
-    aten.neg.default: lambda x: f"-{x}",
-    aten.ones_like.default: lambda _: "tl.full(x0.shape, 1.0, tl.float32)",
-    aten.pow.Tensor_Scalar: _power,
-    aten.reciprocal.default: lambda x: f"1.0 / {x}",
-    aten.relu.default: lambda x: f"tl.maximum({x}, 0.0)",
-    aten.rsqrt.default: lambda x: f"tl.rsqrt({x})",
-    aten.rsub.Scalar: lambda x, y, alpha=1: f"{y} - {x}" if alpha == 1 else f"{y} - {alpha} * {x}",
-    aten.scalar_tensor.default: lambda value: f"{float(value)}",
-    aten.sigmoid.default: lambda x: f"tl.sigmoid({x})",
-    aten.sigmoid_backward.default: lambda g, y: f"{g} * (1.0 - {y}) * {y}",
-    aten.softplus.default: _softplus,
-    aten.softplus_backward.default: lambda g, x, beta, bound: (
-        f"tl.where({x} * {beta} > {bound}, {g}, {g} * tl.sigmoid({x} * {beta}))"
-    ),
-    aten.sqrt.default: lambda x: f"tl.sqrt({x})",
-    aten.square.default: lambda x: f"{x} * {x}",
-    aten.sub.Scalar: _infix("-"),
-    aten.sub.Tensor: _infix("-"),
-    aten.tanh.default: _tanh,
-    aten.tanh_backward.default: lambda g, y: f"{g} * (1.0 - {y} * {y})",
-    aten.threshold_backward.default: lambda g, x, bound: f"tl.where({x} <= {bound}, 0.0, {g})",
-    aten.where.self: lambda condition, x, y: f"tl.where({condition}, {x}, {y})",
-    aten.zeros_like.default: lambda _: "tl.full(x0.shape, 0.0, tl.float32)",
-}
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # all are float32 in a kernel, and rounded where they leave it
-SAME = {aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default}
 
 
 def conditions(body: fx.GraphModule) -> list[fx.Node]:
@@ -254,6 +170,51 @@ def emit_region(body: fx.GraphModule, kinds: tuple[str, ...]) -> str:
         *(f"tl.store({y}_ptr + at, {y}.to({y}_ptr.dtype.element_ty), mask=inside)" for y in results),
     ]
     return _kernel([f"{x}_ptr" for x in (*names, *results)], "size, inner, channels, BLOCK", steps)
+
+
+def emit_spread(body: fx.GraphModule, blocks: int, largest: float, tiny: float) -> str:
+    """The source of ``kernel`` for a row of ``blocks`` blocks: the first result as it is; the second and the square of
+    the first, times ``columns``, as numbers up to ``largest`` with one scale.
+    """
+
+    def load(pointer: str, index: str) -> str:
+        return f"tl.load({pointer}_ptr + {index}, mask=inside, other=0.0).to(tl.float32)"
+
+    def place(k: int) -> list[str]:
+        return [f"column = {k} * BLOCK + tl.arange(0, BLOCK)", "inside = column < size"]
+
+    def compute(k: int) -> list[str]:
+        return [
+            *place(k),
+            f"x0 = {load('x0', 'row * size + column')}",
+            f"x1 = {load('x1', 'row * size + column')} * alpha",
+            *_statements(body, ["x0", "x1"], "tl.min({}, 0)"),
+            "tl.store(y_ptr + row * size + column, y0.to(y_ptr.dtype.element_ty), mask=inside)",
+            f"var{k} = y1 * {load('columns', 'column')}",
+            f"square{k} = y0 * y0 * {load('columns', 'size + column')}",
+            f"widest = tl.maximum(widest, tl.max(tl.maximum(var{k}, square{k}), 0))",
+        ]
+
+    def keep(k: int) -> list[str]:
+        parts = (f"var{k}", "column"), (f"square{k}", "size + column")
+        element = "both_ptr.dtype.element_ty"
+        return place(k) + [
+            f"tl.store(both_ptr + row * (2 * size) + {index}, ({x} * small).to({element}), mask=inside)"
+            for x, index in parts
+        ]
+
+    steps = [
+        "row = tl.program_id(0).to(tl.int64)",
+        "alpha = tl.exp(tl.load(alpha_ptr).to(tl.float32))",
+        "widest = 0.0",
+        *(line for k in range(blocks) for line in compute(k)),
+        f"scale = tl.maximum(widest / {largest}, {tiny})",
+        "small = 1.0 / scale",
+        "tl.store(scales_ptr + row, scale)",
+        *(line for k in range(blocks) for line in keep(k)),
+    ]
+    names = "x0", "x1", "alpha", "columns", "y", "both", "scales"
+    return _kernel([f"{name}_ptr" for name in names], "size, BLOCK", steps)
 
 
 def emit_tokens(body: fx.GraphModule, terms: int, by_var: int, by_square: int, ones: bool) -> str:
