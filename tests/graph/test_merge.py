@@ -1,4 +1,4 @@
-"""Linear layers of one input as one product."""
+"""Linear layers of one input as one product, and sums of convolutions as one."""
 
 import copy
 
@@ -66,3 +66,23 @@ def test_loaded_weights_reach_the_product(products):
     (expected, _), _ = products(other, x)
     merged.load_state_dict(expected.state_dict())
     torch.testing.assert_close(tuple(merged(x)), tuple(expected(x)))
+
+
+def convolutions(net, x):
+    graph = net.plan((x,), {})[0].module.graph
+    return sum(node.target is aten.conv2d.default for node in graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("options", "count"), [({}, 4), ({"bias": False, "stride": 2, "padding": 1}, 4), ({"groups": 2}, 5)]
+)
+def test_variance_and_squared_mean_go_through_one_convolution(monkeypatch, options, count):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, **options), nn.ReLU()).eval()
+    x, posterior, results = torch.randn(2, 3, 8, 7), vp.Posterior.isotropic(model, std=0.1), []
+    for merged in (False, True):
+        monkeypatch.setattr(compiler, "runs_on", lambda _, merged=merged: merged)
+        net = vp.propagate(copy.deepcopy(model), posterior)
+        results.append(net(x))
+        assert convolutions(net, x) == (count if merged else 5)
+    torch.testing.assert_close(*map(tuple, results))

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code, evaluate, spell, upstream
 from varprop.graph.registry import Registries
+from varprop.kernels.launch import aligned
 
 FOLDABLE = ("mean.", "var.", "buffer.", "constant.")
 SMALL = 1 << 20
@@ -43,7 +44,7 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
             if not isinstance(known[base], Tensor) or known[base].numel() > largest:
                 continue
             tensors.recipes[names[base]] = _copied(nodes)
-            folded[names[base]] = known[base].contiguous()
+            (folded[names[base]],) = aligned(known[base])
         base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{names[base]}", (), {}
         values[base.target] = folded[names[base]]
     drop_dead_code(graph)
@@ -63,7 +64,7 @@ def refold(tensors: Registries) -> None:
         with torch.no_grad():
             evaluate(recipe.nodes, known)
         result = known[recipe.output_node().args[0]]
-        tensors.folded[name] = values[f"folded.{name}"] = result.contiguous()
+        (tensors.folded[name],) = (values[f"folded.{name}"],) = aligned(result)
 
 
 def _copied(nodes: list[fx.Node]) -> fx.Graph:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -14,8 +15,10 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from varprop.graph.captured import outline_of, spell
 from varprop.kernels.activated import spread_activated
 from varprop.kernels.eight_bits import spread
-from varprop.kernels.region import Region
+from varprop.kernels.region import Region, results_of
 from varprop.kernels.wording import WRITE
+
+aten = torch.ops.aten
 
 FEWEST = 2  # steps that are worth a kernel of their own
 PREFIX = "region"
@@ -68,12 +71,41 @@ def _share(module: fx.GraphModule, pointwise: nn.ModuleDict) -> None:
     for node in module.graph.find_nodes(op="call_module"):
         if node.target.startswith(PREFIX):
             steps: Any = module.get_submodule(node.target)
+            _join_results(node, steps)
             module.delete_submodule(node.target)
             name = f"{PREFIX}_{_key(steps)}"
             if name not in pointwise:
                 pointwise[name] = Region(steps)
             node.target = f"pointwise.{name}"
     module.recompile()
+
+
+def _join_results(call: fx.Node, steps: fx.GraphModule) -> None:
+    """Results that are wanted side by side are written so."""
+    results: list[Any] = results_of(steps.graph)
+    parts: dict[Any, Any] = {user: user.args[1] for user in call.users if user.target is operator.getitem}
+    users = dict.fromkeys(user for part in parts for user in part.users)
+    joins: list[Any] = [user for user in users if _is_join(user) and {*user.args[0]} <= {*parts}]
+    if not joins:
+        return
+    for join in joins:
+        with steps.graph.inserting_before(steps.graph.output_node()):
+            results.append(steps.graph.call_function(aten.cat.default, ([results[parts[x]] for x in join.args[0]], 1)))
+        results[-1].meta["val"] = join.meta["val"]
+        join.target, join.args, parts[join] = operator.getitem, (call, len(results) - 1), len(results) - 1
+    for part in [part for part in parts if not part.users]:
+        call.graph.erase_node(part)
+        del parts[part]
+    kept = sorted(parts.values())
+    for part, index in parts.items():
+        part.args = call, kept.index(index)
+    steps.graph.output_node().args = (tuple(results[index] for index in kept),)
+    steps.graph.eliminate_dead_code()
+    steps.recompile()
+
+
+def _is_join(node: fx.Node) -> bool:
+    return node.target is aten.cat.default and node.args[1:] == (1,) and node.meta["val"].ndim > 2
 
 
 class _Entrywise(OperatorSupportBase):

@@ -149,13 +149,15 @@ def emit(body: fx.GraphModule) -> str:
     return _kernel([*(f"{x}_ptr" for x in values), "alpha_ptr", "y0_ptr", "y1_ptr"], "size, BLOCK", steps)
 
 
-def emit_region(body: fx.GraphModule, kinds: tuple[str, ...]) -> str:
+def emit_region(body: fx.GraphModule, kinds: tuple[str, ...], widths: tuple[int, ...]) -> str:
     """The source of ``kernel`` for tensors of these kinds: read entry by entry, a vector along one dimension, of
-    ``channels`` entries that are ``inner`` apart, a row over all the others, or a number. Any number of results.
+    ``channels`` entries that are ``inner`` apart, a row over all the others, or a number.
+
+    As many of the results as each of ``widths`` says lie side by side in one tensor, along that dimension.
     """
     order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "full")  # the first is a full one
     names = [f"x{order.index(k)}" for k in range(len(kinds))]
-    results = [f"y{k}" for k in range(len(body.graph.output_node().args[0]))]  # type: ignore[arg-type]
+    places = [(group, k, width) for group, width in enumerate(widths) for k in range(width)]
     index = {
         "full": "at",
         "vector": "(at // inner) % channels",
@@ -167,9 +169,20 @@ def emit_region(body: fx.GraphModule, kinds: tuple[str, ...]) -> str:
         "inside = at < size",
         *(f"{x} = tl.load({x}_ptr{place.get(kind, '')}).to(tl.float32)" for x, kind in zip(names, kinds, strict=True)),
         *_statements(body, names, "tl.min({}, 0)"),
-        *(f"tl.store({y}_ptr + at, {y}.to({y}_ptr.dtype.element_ty), mask=inside)" for y in results),
+        *(
+            f"tl.store(z{group}_ptr + {_beside(k, width)}, y{index}.to(z{group}_ptr.dtype.element_ty), mask=inside)"
+            for index, (group, k, width) in enumerate(places)
+        ),
     ]
+    results = [f"z{group}" for group in range(len(widths))]
     return _kernel([f"{x}_ptr" for x in (*names, *results)], "size, inner, channels, BLOCK", steps)
+
+
+def _beside(k: int, width: int) -> str:
+    """Where an entry goes in a tensor of so many side by side, of which it is in the k-th."""
+    if width == 1:
+        return "at"
+    return f"(at + (at // (inner * channels) * {width - 1} + {k}) * (inner * channels))"
 
 
 def emit_spread(body: fx.GraphModule, blocks: int, largest: float, tiny: float) -> str:

@@ -17,30 +17,34 @@ from varprop.kernels.recompute import direct
 aten = torch.ops.aten
 
 LARGEST = 1 << 31  # entries that 32 bits count
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Region(nn.Module):
     """Steps of a flat graph that treat each entry alone, of tensors of one shape; beside these, it takes numbers,
-    vectors along one dimension, and tensors over all but that. Where there is no kernel, or a gradient is asked for,
-    the steps run one by one.
+    vectors along one dimension, and tensors over all but that; of its results, some may be wanted side by side. Where
+    there is no kernel, or a gradient is asked for, the steps run one by one.
     """
 
     def __init__(self, steps: fx.GraphModule) -> None:
         super().__init__()
         self.steps, self.body = steps, written_out(steps)
-        self.dtypes = [node.meta["val"].dtype for node in _results(steps.graph)]
+        results = results_of(steps.graph)
+        self.dtypes = [node.meta["val"].dtype for node in results]
+        self.widths = tuple(len(_parts(node)) for node in results)
+        self.alone = isinstance(steps.graph.output_node().args[0], fx.Node)
         self._launchers: dict[tuple[str, ...], Launcher | None] = {}
 
     def forward(self, *tensors: Tensor) -> Any:
         results = self.launch(*tensors) if direct(*tensors) else None
         if results is None:
             return self.steps(*tensors)
-        return results if len(results) > 1 else results[0]
+        return results[0] if self.alone else results
 
     def launch(self, *tensors: Tensor) -> tuple[Tensor, ...] | None:
         """By the kernel, if there is one for tensors that lie in memory like these."""
         shape = torch.broadcast_shapes(*(x.shape for x in tensors))
-        if not 0 < math.prod(shape) < LARGEST or not usable(*tensors):
+        if not 0 < math.prod(shape) * max(self.widths) < LARGEST or not usable(*tensors):
             return None
         place, kinds = _kinds(shape, *(x.shape for x in tensors))
         if "full" not in kinds:
@@ -48,20 +52,20 @@ class Region(nn.Module):
         dense = iter(aligned(*(x for x, kind in zip(tensors, kinds, strict=True) if kind == "full")))
         given = [next(dense) if kind == "full" else x.contiguous() for x, kind in zip(tensors, kinds, strict=True)]
         first = given[kinds.index("full")]
-        if not first.is_contiguous() and place != 1:
+        if place != 1 and (not first.is_contiguous() or max(self.widths) > 1):
             return None
         launcher = self._launcher(kinds)
         if launcher is None:
             return None
         inner = math.prod(shape[place + 1 :]) if first.is_contiguous() else 1
-        results = tuple(torch.empty_like(first, dtype=dtype) for dtype in self.dtypes)
+        results = tuple(_empty(first, *each) for each in zip(self.dtypes, self.widths, strict=True))
         arguments = *given, *results, first.numel(), inner, shape[place]
         return launcher.launch((-(-first.numel() // emit.BLOCK),), arguments, results, BLOCK=emit.BLOCK)
 
     def _launcher(self, kinds: tuple[str, ...]) -> Launcher | None:
         if kinds not in self._launchers:
             try:
-                self._launchers[kinds] = _launcher(emit.emit_region(self.body, kinds))
+                self._launchers[kinds] = _launcher(emit.emit_region(self.body, kinds, self.widths))
             except KeyError:  # a rule whose ops Triton does not have
                 self._launchers[kinds] = None
         return self._launchers[kinds]
@@ -111,12 +115,26 @@ def written_out(steps: fx.GraphModule) -> fx.GraphModule:
         elif node.target is operator.getitem:
             values[node] = values[node.args[0]][node.args[1]]
         elif node.op == "output":
-            graph.output(tuple(values[result] for result in _results(steps.graph)))
-        else:
+            graph.output(tuple(values[part] for result in results_of(steps.graph) for part in _parts(result)))
+        elif node.target is not aten.cat.default:
             values[node] = graph.node_copy(node, values.__getitem__)
     return fx.GraphModule({}, graph)
 
 
-def _results(graph: fx.Graph) -> list[fx.Node]:
+def _empty(like: Tensor, dtype: torch.dtype, width: int) -> Tensor:
+    """For so many results side by side, in the layout of one."""
+    if width == 1:
+        return torch.empty_like(like, dtype=dtype)
+    layout = torch.contiguous_format if like.is_contiguous() else _LAST[like.ndim]
+    shape = like.shape[0], width * like.shape[1], *like.shape[2:]
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
+
+
+def _parts(result: fx.Node) -> list[Any]:
+    """What lies side by side in it."""
+    return [*result.args[0]] if result.target is aten.cat.default else [result]  # type: ignore[misc]
+
+
+def results_of(graph: fx.Graph) -> list[fx.Node]:
     found: Any = graph.output_node().args[0]
     return [found] if isinstance(found, fx.Node) else list(found)
