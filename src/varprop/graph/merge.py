@@ -17,9 +17,21 @@ SPLITS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 def merge_products(graph: fx.Graph) -> None:
     """In place, before constants are folded."""
+    _compute_once(graph, aten.mul.Tensor, aten.square.default)
     _merge_layers(graph)
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         _join_convolutions(graph, node)
+    _compute_once(graph, aten.cat.default)
+
+
+def _compute_once(graph: fx.Graph, *targets: Any) -> None:
+    """Two layers that read one tensor square it twice."""
+    seen: dict[str, fx.Node] = {}
+    for node in [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]:
+        first = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
 
 
 def _join_convolutions(graph: fx.Graph, total: fx.Node) -> None:
