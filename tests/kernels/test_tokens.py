@@ -55,7 +55,11 @@ def test_norm_is_registered_in_full(centred):
         ([*inputs[:3], inputs[3], None, None], (None, by[1], False)),
         ([*inputs[:3], None, None, None], (None, None, False)),
     ):
-        more = (None, None) if sums[0] is None else (torch.rand_like(parts[0]), torch.tensor(0.2, dtype=WIDE))
+        more = (
+            [None, None, None] if sums[0] is None else [torch.rand_like(parts[0]), torch.tensor(0.2, dtype=WIDE), None]
+        )
+        if sums[0] is not None:
+            more[2], parts = torch.rand_like(parts[1])[..., :2], [parts[0], parts[1][..., :1], *parts[2:]]
         optional = [None if x is None else x.requires_grad_() for x in more]
         arguments = (*parts, 1e-5, centred, parts[-1] is not None, *sums, *optional)
         assert torch.autograd.gradcheck(torch.ops.varprop.token_norm, arguments, fast_mode=True)
@@ -96,6 +100,7 @@ def test_a_network_of_kernels_is_the_one_written_out(monkeypatch):
     norms = [node for node in nodes if node.target is tokens.normalized]
     assert [node.args[12] is not None for node in norms] == [False, True]  # the second is of a residual sum
     assert all(str(node.args[13].target).startswith("scale.") for node in norms)
+    assert norms[1].args[14] is not None  # and joins its numbers
 
 
 def test_what_is_no_sum_of_tokens_is_multiplied_out(monkeypatch):
@@ -142,10 +147,19 @@ def test_norm_on_a_gpu(size, terms):
             ((1e-5, True, True), by),
             ((1e-5, True, True), (None, by[1])),
         ):
-            for more in ((None, None), (torch.rand_like(inputs[0]), torch.tensor(0.2, device="cuda", dtype=dtype))):
-                wide = [None if x is None else x.double() for x in (*sums, *more)]
-                exact = tokens.norm_reference(*(x.double() for x in inputs), *rest, *wide[:2], True, *wide[2:])
-                close(tokens._launch_norm(*inputs, *rest, *sums, True, *more), exact, tolerance)
+            scale, half = torch.tensor(0.2, device="cuda", dtype=dtype), (terms + 1) // 2
+            apart = inputs[1][..., :half], inputs[1][..., half:].mT.contiguous().mT
+            for numbers, more in (
+                (inputs[1], (None, None, None)),
+                (inputs[1], (torch.rand_like(inputs[0]), scale, None)),
+                (apart[0], (None, scale, apart[1] if terms > 1 else None)),
+            ):
+                given, wide = (
+                    (inputs[0], numbers, *inputs[2:]),
+                    [None if x is None else x.double() for x in (*sums, *more)],
+                )
+                exact = tokens.norm_reference(*(x.double() for x in given), *rest, *wide[:2], True, *wide[2:])
+                close(tokens._launch_norm(*given, *rest, *sums, True, *more), exact, tolerance)
 
 
 @GPU

@@ -19,7 +19,7 @@ SUMS: dict[Any, int] = {activate: 5, normalized: 9}
 """Steps that sum their results up if asked to, and where among their arguments these questions are."""
 ADDS = {normalize: {0: 10, 1: 11}, normalized: {0: 12}}
 """Norms: where among their arguments a sum may be, and where its second term goes. Sums are their last results."""
-LOG_ALPHA = 13  # of a norm of factored variances
+LOG_ALPHA, MORE_NUMBERS = 13, 14  # of a norm of factored variances
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 RESHAPING = {aten.movedim.int, aten.select.int, aten.expand.default, aten.permute.default}
 EXPANDING = {aten.expand.default, aten.expand_as.default}
@@ -49,6 +49,7 @@ def tidy(graph: fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=norm):
             _add_at_once(node)
             _scale_at_once(node)
+            _join_at_once(node)
     drop_dead_code(graph)
 
 
@@ -109,7 +110,43 @@ def _scale_at_once(norm: fx.Node) -> None:
     if scale.op != "get_attr" or not scale.target.startswith("scale."):
         return
     view.replace_input_with(inner, numbers)  # type: ignore[arg-type]
-    norm.args = (*norm.args[:LOG_ALPHA], scale)
+    norm.graph.erase_node(inner)
+    norm.args = (*norm.args[:LOG_ALPHA], scale, *norm.args[LOG_ALPHA + 1 :])
+
+
+def _join_at_once(norm: fx.Node) -> None:
+    """The numbers of a residual sum are joined by the norm that reads them; who else wants them has them from there."""
+    turned: Any = norm.args[1]
+    if norm.target is not normalized or turned.target is not aten.movedim.int or len(turned.users) > 1:
+        return
+    chosen = turned.args[0]
+    if chosen.target is not aten.select.int or len(chosen.users) > 1 or turned.args[1:] != (0, -1):
+        return
+    join, *place = chosen.args
+    if join.target is not aten.cat.default or len(join.args[0]) != 2 or join.args[1:] not in ((), (0,)):
+        return
+    graph, order = norm.graph, {node: index for index, node in enumerate(norm.graph.nodes)}
+    others = [user for user in join.users if user is not chosen]
+    if place != [turned.meta["val"].ndim, 0] or any(order[user] < order[norm] for user in others):
+        return
+    with graph.inserting_before(norm):
+        parts = [_viewed(_viewed(x, aten.select.int, *place), aten.movedim.int, 0, -1) for x in join.args[0]]
+    with graph.inserting_after(norm):
+        joint = graph.call_function(operator.getitem, (norm, 3))
+    joint.meta = dict(turned.meta)
+    with graph.inserting_before(joint.next):
+        again = _viewed(_viewed(joint, aten.movedim.int, -1, 0), aten.unsqueeze.default, place[0])
+    norm.args = (norm.args[0], parts[0], *norm.args[2:MORE_NUMBERS], parts[1])
+    for node in (turned, chosen):
+        graph.erase_node(node)
+    join.replace_all_uses_with(again)
+
+
+def _viewed(x: fx.Node, op: Any, *args: Any) -> fx.Node:
+    """A view of it, or what it is a view of itself."""
+    view = x.graph.call_function(op, (x, *args))
+    view.meta["val"] = op(x.meta["val"], *args)
+    return _same_as(view) or view
 
 
 def _same_as(view: fx.Node) -> fx.Node | None:

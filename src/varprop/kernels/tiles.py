@@ -85,6 +85,14 @@ def attention_kernel(
 
 
 @triton.jit
+def extend(x, more, added, total, inside):
+    """x plus what there is more of it, rounded as it is written."""
+    x = (x + tl.load(more, mask=added, other=0.0).to(tl.float32)).to(total.dtype.element_ty)
+    tl.store(total, x, mask=inside)
+    return x.to(tl.float32)
+
+
+@triton.jit
 def norm_kernel(
     mean, var, more_mean, more_var, log_alpha, weight, weight_var, bias, bias_var,
     out_mean, out_var, total_mean, total_var, rows, size, eps,
@@ -98,12 +106,9 @@ def norm_kernel(
     inside, at = (row < rows) & kept, row * size + column
     x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(var + at, mask=inside, other=0.0).to(tl.float32)
-    if MORE:  # what it is the norm of is rounded as it is stored
-        x = (x + tl.load(more_mean + at, mask=inside, other=0.0).to(tl.float32)).to(total_mean.dtype.element_ty)
-        v = (v + tl.load(more_var + at, mask=inside, other=0.0).to(tl.float32)).to(total_var.dtype.element_ty)
-        tl.store(total_mean + at, x, mask=inside)
-        tl.store(total_var + at, v, mask=inside)
-        x, v = x.to(tl.float32), v.to(tl.float32)
+    if MORE:
+        x = extend(x, more_mean + at, inside, total_mean + at, inside)
+        v = extend(v, more_var + at, inside, total_var + at, inside)
     v = v * tl.exp(tl.load(log_alpha).to(tl.float32))
     if CENTRED:
         x = tl.where(inside, x - tl.sum(x, 1)[:, None] / size, 0.0)
@@ -170,10 +175,26 @@ def contract_kernel(
 
 
 @triton.jit
+def sum_up(
+    c, square, by_numbers, by_square, out, terms, size, held, kept, live,
+    OTHER: tl.constexpr, SQUARE: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Σ_k c[k] by_numbers[j, k] for each j, then Σ_d square[d] by_square[j, d], then 1 if there is more."""
+    for j in tl.static_range(OTHER):
+        by = tl.load(by_numbers + j * terms, mask=held, other=0.0).to(tl.float32)
+        tl.store(out + j, tl.sum(c * by, 1)[:, None], mask=live)
+    for j in tl.static_range(SQUARE):
+        by = tl.load(by_square + j * size, mask=kept, other=0.0).to(tl.float32)
+        tl.store(out + OTHER + j, tl.sum(square * by, 1)[:, None], mask=live)
+    if MORE:
+        tl.store(out + OTHER + SQUARE, tl.full([ROWS, 1], 1.0, tl.float32), mask=live)
+
+
+@triton.jit
 def token_norm_kernel(
-    mean, numbers, more_mean, log_alpha, sums, weight, weight_var, bias, by_numbers, by_square,
-    out_mean, out_numbers, total_mean, rows, size, terms, stride, step, eps,
-    ADDED: tl.constexpr, SCALED: tl.constexpr,
+    mean, numbers, more_numbers, more_mean, log_alpha, sums, weight, weight_var, bias, by_numbers, by_square,
+    out_mean, out_numbers, total_mean, joint, rows, size, first, terms, stride, step, more_stride, more_step, eps,
+    ADDED: tl.constexpr, SCALED: tl.constexpr, JOINED: tl.constexpr,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, ONES: tl.constexpr, CENTRED: tl.constexpr, TERMS: tl.constexpr,
     OTHER: tl.constexpr, SQUARE: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -186,11 +207,12 @@ def token_norm_kernel(
     live, kept, held = row < rows, column < size, k < terms
     inside, at = live & kept, row * size + column
     x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
-    c = tl.load(numbers + row * stride + k * step, mask=live & held, other=0.0).to(tl.float32)
+    c = tl.load(numbers + row * stride + k * step, mask=live & (k < first), other=0.0).to(tl.float32)
+    if JOINED:
+        there, beyond = more_numbers + row * more_stride + (k - first) * more_step, live & held & (k >= first)
+        c = extend(c, there, beyond, joint + row * terms + k, live & held)
     if ADDED:
-        x = (x + tl.load(more_mean + at, mask=inside, other=0.0).to(tl.float32)).to(total_mean.dtype.element_ty)
-        tl.store(total_mean + at, x, mask=inside)
-        x = x.to(tl.float32)
+        x = extend(x, more_mean + at, inside, total_mean + at, inside)
     if SCALED:
         c = c * tl.exp(tl.load(log_alpha).to(tl.float32))
     s = tl.load(sums + k, mask=held, other=0.0).to(tl.float32)
@@ -215,16 +237,12 @@ def token_norm_kernel(
     tl.store(out_mean + at, result, mask=inside)
     if OTHER + SQUARE == 0:
         tl.store(out_numbers + row * count + k, c, mask=live & (k < count))
-    out = out_numbers + row * (OTHER + SQUARE + MORE)
-    for j in tl.static_range(OTHER):
-        by = tl.load(by_numbers + j * count + k, mask=k < count, other=0.0).to(tl.float32)
-        tl.store(out + j, tl.sum(c * by, 1)[:, None], mask=live)
     square = tl.where(inside, result.to(tl.float32) * result.to(tl.float32), 0.0)
-    for j in tl.static_range(SQUARE):
-        by = tl.load(by_square + j * size + column, mask=kept, other=0.0).to(tl.float32)
-        tl.store(out + OTHER + j, tl.sum(square * by, 1)[:, None], mask=live)
-    if MORE:
-        tl.store(out + OTHER + SQUARE, tl.full([ROWS, 1], 1.0, tl.float32), mask=live)
+    out = out_numbers + row * (OTHER + SQUARE + MORE)
+    sum_up(
+        c, square, by_numbers + k, by_square + column, out, count, size, k < count, kept, live,
+        OTHER, SQUARE, MORE, ROWS,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -118,12 +118,15 @@ def norm_reference(
     more: bool = False,
     more_mean: Tensor | None = None,
     log_alpha: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    more_numbers: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """In float32, or what is wider."""
     wide = torch.promote_types(mean.dtype, torch.float32)
-    total_mean = mean.new_empty(0)
+    total_mean, joint = mean.new_empty(0), numbers.new_empty(0)
     if more_mean is not None:
         mean = total_mean = mean + more_mean
+    if more_numbers is not None:
+        numbers = joint = torch.cat([numbers, more_numbers], -1)
     x, c = mean.to(wide), numbers.to(wide)
     c = c if log_alpha is None else c * log_alpha.to(wide).exp()
     x = x - x.mean(-1, keepdim=True) if centred else x
@@ -138,7 +141,7 @@ def norm_reference(
     y, results = (y if bias is None else y + bias.to(wide)).to(mean.dtype), torch.cat(parts, -1)
     if by_numbers is not None or by_square is not None:
         results = contract_reference(y, results, by_numbers, by_square, more)
-    return y, results, total_mean
+    return y, results, total_mean, joint
 
 
 @torch.library.custom_op("varprop::token_norm", mutates_args=())
@@ -157,60 +160,68 @@ def token_norm(
     more: bool,
     more_mean: Tensor | None,
     log_alpha: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    more_numbers: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A norm over features of x ~ N(mean, Σ_k numbers[k] v_k), ``sums[k]`` = Σ_d v_k: its mean, and the numbers of v_k,
     of the variance of ``weight`` and, if asked for, of that of the bias; or, in their place, what ``contract`` makes of
-    both. If there is more to the mean, it is the norm of the sum, which is returned too; α scales the numbers.
+    both. If there is more to the mean, it is the norm of the sum, which is returned too, and if there are more numbers,
+    of all of them side by side, likewise; α scales the numbers.
     """
     parts = mean, numbers, sums, weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more
-    return _norm(*parts, more_mean, log_alpha)
+    return _norm(*parts, more_mean, log_alpha, more_numbers)
 
 
-def _norm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    mean, numbers = arguments[:2]
+def _norm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    mean, _, sums = arguments[:3]
     tensors = [x for x in arguments if isinstance(x, Tensor)]
-    fits = usable(*tensors) and 0 < mean.shape[-1] <= LONGEST_ROW and numbers.shape[-1] <= MOST_TERMS and mean.numel()
+    fits = usable(*tensors) and 0 < mean.shape[-1] <= LONGEST_ROW and len(sums) <= MOST_TERMS and mean.numel()
     if fits and (results := attempt("a norm", lambda: _launch_norm(*arguments))):
         return results
     return norm_reference(*arguments)
 
 
 @token_norm.register_fake
-def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _norm_results(mean, numbers, rest)
 
 
-def _norm_results(mean: Tensor, numbers: Tensor, rest: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
-    total = mean.new_empty(0 if rest[-2] is None else mean.shape)
-    return mean.new_empty(mean.shape), numbers_of(mean, _count(numbers, rest)), total
+def _norm_results(mean: Tensor, numbers: Tensor, rest: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, more_mean, _, more_numbers = rest
+    terms = numbers.shape[-1] + (0 if more_numbers is None else more_numbers.shape[-1])
+    total = mean.new_empty(0 if more_mean is None else mean.shape)
+    joint = numbers.new_empty(0 if more_numbers is None else (*numbers.shape[:-1], terms))
+    return mean.new_empty(mean.shape), numbers_of(mean, _count(terms, rest)), total, joint
 
 
-def _count(numbers: Tensor, rest: Sequence[Any]) -> int:
+def _count(terms: int, rest: Sequence[Any]) -> int:
     """Of numbers that leave."""
-    _, _, weight_var, *_, ones, by_numbers, by_square, more, _, _ = rest
+    _, _, weight_var, *_, ones, by_numbers, by_square, more, _, _, _ = rest
     counts = counts_of(by_numbers, by_square)
-    return sum(counts) + more if any(counts) else numbers.shape[-1] + (weight_var is not None) + ones
+    return sum(counts) + more if any(counts) else terms + (weight_var is not None) + ones
 
 
 recomputed(token_norm, norm_reference)
 
 
-def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from varprop.kernels.tiles import token_norm_kernel
 
-    weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more, *optional = rest
-    size, terms = mean.shape[-1], numbers.shape[-1]
+    weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more, *optional, more_numbers = rest
+    size = mean.shape[-1]
     tokens, block = mean.numel() // size, at_least_16(size)
     kind = 0 if weight is None else 1 if weight_var is None else 2
-    results, flat = _norm_results(mean, numbers, (sums, *rest)), numbers.reshape(tokens, terms)
+    results = _norm_results(mean, numbers, (sums, *rest))
+    given = [x.reshape(tokens, -1) for x in (numbers, numbers if more_numbers is None else more_numbers)]
+    first, terms = given[0].shape[1], sum(x.shape[1] for x in given[: 1 if more_numbers is None else 2])
     added = [mean if x is None else x.contiguous() for x in optional]
     vectors = [mean if x is None else x.contiguous() for x in (sums, weight, weight_var, bias, by_numbers, by_square)]
     counts = counts_of(by_numbers, by_square)
     rows, warps = tile_for(tokens, block)
     with on(mean.device):
         token_norm_kernel[(-(-tokens // rows),)](
-            mean.contiguous(), flat, *added, *vectors, *results, tokens, size, terms, *flat.stride(), eps,
-            ADDED=int(optional[0] is not None), SCALED=int(optional[1] is not None),
+            mean.contiguous(), *given, *added, *vectors, *results, tokens, size, first, terms,
+            *given[0].stride(), *given[1].stride(), eps,
+            ADDED=int(optional[0] is not None), SCALED=int(optional[1] is not None), JOINED=int(terms > first),
             WEIGHT=kind, BIAS=int(bias is not None), ONES=int(ones), CENTRED=centred, TERMS=at_least_16(terms + 2),
             OTHER=counts[0], SQUARE=counts[1], MORE=int(more and any(counts)), ROWS=rows,
             BLOCK=block, num_warps=max(1, warps // rows),
@@ -244,9 +255,9 @@ def _normalize_form(x: Factored, weight: Any, bias: Any, eps: Any, *, centred: b
         return products.normalize(x, weight, bias, eps, centred=centred)
     vectors = products.centred_var(found[1]) if centred else found[1]
     noise = weight.var if is_random(weight) else None
-    mean, numbers, _ = torch.ops.varprop.token_norm(
+    mean, numbers, *_ = torch.ops.varprop.token_norm(
         x.mean, found[0], vectors.sum(-1), mean_of(weight), noise, mean_of(bias), eps, centred, is_random(bias),
-        None, None, False, None, None,
+        None, None, False, None, None, None,
     )  # fmt: skip
     square = None if weight is None else mean_of(weight).square() if noise is None else mean_of(weight) ** 2 + noise
     rows = [vectors if square is None else vectors * square]
