@@ -22,6 +22,7 @@ from varprop.kernels.wording import FLOATS, SAME, WRITE
 aten = torch.ops.aten
 
 BLOCK, WARPS = 512, 4  # entries of a program, and warps
+OPTIONS = {"alpha", "approximate"}  # of ops; other keywords are of dtypes and devices, which are one in a kernel
 
 
 def conditions(body: fx.GraphModule) -> list[fx.Node]:
@@ -86,10 +87,10 @@ def write(body: fx.GraphModule, arguments: Iterable[str], prefix: str) -> tuple[
         elif node.target in SAME or _is_cast(node):
             names[node] = names[node.args[0]]
         else:
-            alpha = {key: value for key, value in node.kwargs.items() if key == "alpha"}
+            options = {key: value for key, value in node.kwargs.items() if key in OPTIONS}
             args = fx.map_arg(node.args, names.__getitem__)
             names[node] = f"{prefix}{len(lines)}"
-            lines.append(f"{names[node]} = {WRITE[node.target](*map(_literal, args), **alpha)}")
+            lines.append(f"{names[node]} = {WRITE[node.target](*map(_literal, args), **options)}")
     raise KeyError("output")
 
 

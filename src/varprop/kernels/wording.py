@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,31 @@ def _tanh(x: str) -> str:
     return f"tl.where(tl.abs({x}) < 0.08, {series}, 2.0 * tl.sigmoid(2.0 * {x}) - 1.0)"
 
 
+def _gelu(x: str, *, approximate: str = "none") -> str:
+    if approximate == "tanh":
+        return f"{x} * {_tanh_cdf(x)}"
+    return f"{x} * {_normal_cdf(x)}"
+
+
+def _gelu_backward(g: str, x: str, *, approximate: str = "none") -> str:
+    if approximate == "tanh":
+        slope = f"(2.0 * {_ROOT} * (1.0 + {3 * _CUBE} * {x} * {x}))"
+        return f"{g} * ({_tanh_cdf(x)} + {x} * {slope} * {_tanh_cdf(x)} * (1.0 - {_tanh_cdf(x)}))"
+    return f"{g} * ({_normal_cdf(x)} + {x} * {1 / math.sqrt(2 * math.pi)} * tl.exp(-0.5 * {x} * {x}))"
+
+
+def _normal_cdf(x: str) -> str:
+    return f"(0.5 * (1.0 + tl.erf({x} * {math.sqrt(0.5)})))"
+
+
+def _tanh_cdf(x: str) -> str:
+    """(1 + tanh(u)) / 2 = σ(2u)."""
+    return f"tl.sigmoid(2.0 * {_ROOT} * ({x} + {_CUBE} * {x} * {x} * {x}))"
+
+
+_ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
 def _infix(sign: str) -> Callable[..., str]:
     def write(x: str, y: str, alpha: Any = 1) -> str:
         return f"{x} {sign} {y}" if alpha == 1 else f"{x} {sign} {alpha} * {y}"
@@ -59,6 +85,8 @@ WRITE: dict[Any, Callable[..., str]] = {
     aten.exp.default: lambda x: f"tl.exp({x})",
     aten.full_like.default: lambda _, value: f"tl.full(x0.shape, {value}, tl.float32)",
     aten.ge.Scalar: _infix(">="),
+    aten.gelu.default: _gelu,
+    aten.gelu_backward.default: _gelu_backward,
     aten.gt.Scalar: _infix(">"),
     aten.le.Scalar: _infix("<="),
     aten.log.default: lambda x: f"tl.log({x})",
@@ -78,6 +106,7 @@ WRITE: dict[Any, Callable[..., str]] = {
     aten.scalar_tensor.default: lambda value: f"{float(value)}",
     aten.sigmoid.default: lambda x: f"tl.sigmoid({x})",
     aten.sigmoid_backward.default: lambda g, y: f"{g} * (1.0 - {y}) * {y}",
+    aten.silu.default: lambda x: f"{x} * tl.sigmoid({x})",
     aten.softplus.default: _softplus,
     aten.softplus_backward.default: lambda g, x, beta, bound: (
         f"tl.where({x} * {beta} > {bound}, {g}, {g} * tl.sigmoid({x} * {beta}))"
