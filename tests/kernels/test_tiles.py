@@ -25,7 +25,8 @@ def attention_inputs(batch, heads, shared, length, keys, width, values, device="
 def masks(batch, heads, length, keys, device="cpu"):
     given = torch.rand(batch, 1, length, keys, device=device) > 0.5
     given[0, 0, length // 2] = False
-    return [(None, False), (None, True), (given, False), (torch.randn(1, heads, length, keys, device=device), False)]
+    added = torch.randn(1, heads, length, keys, device=device)
+    return [(None, False), (None, True), *((x, False) for x in (given, added, given[:, :, :1], added[:, :1, :1]))]
 
 
 def norm_inputs(size, device="cpu"):

@@ -114,7 +114,8 @@ def _launch(
             *(mask.stride() if mask is not None else (0, 0, 0, 0)),
             scale, heads, heads // key.shape[1], length, key.shape[2], size, mean.shape[-1], var.shape[-1], asked,
             WIDTH=at_least_16(size), VALUES=at_least_16(mean.shape[-1]), SPREADS=at_least_16(var.shape[-1]),
-            MASK=0 if mask is None else 1 if not mask.is_floating_point() else 2, CAUSAL=is_causal,
+            MASK=0 if mask is None else 1 if not mask.is_floating_point() else 2,
+            ALIKE=int(mask is not None and mask.stride(2) == 0), CAUSAL=is_causal,
             EXACT=query.dtype == torch.float32, ROWS=rows, COLUMNS=columns, num_warps=warps,
         )  # fmt: skip
     return results

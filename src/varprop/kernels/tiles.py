@@ -11,8 +11,8 @@ def attention_kernel(
     query, key, mean, var, mask, out_mean, out_var,
     qb, qh, ql, qd, kb, kh, kl, kd, vb, vh, vl, vd, sb, sh, sl, sd, ob, oh, ol, od, pb, ph, pl, pd, mb, mh, ml, mk,
     scale, heads, group, length, keys, size, values, spreads, asked,
-    WIDTH: tl.constexpr, VALUES: tl.constexpr, SPREADS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
-    EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, VALUES: tl.constexpr, SPREADS: tl.constexpr, MASK: tl.constexpr, ALIKE: tl.constexpr,
+    CAUSAL: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head; A ⊙ A has the same running maximum as A, twice.
 
@@ -28,6 +28,9 @@ def attention_kernel(
     row, within, kept = rows[:, None] < length, width[None, :] < size, features[None, :] < values
     had = spread[None, :] < spreads
     spot = rows[:, None].to(tl.int64)
+    line, asking = spot, row
+    if ALIKE:  # the mask of one query is that of all
+        line, asking = tl.zeros([1, 1], tl.int64), tl.full([1, 1], 1, tl.int1)
     q = tl.load(query + batch * qb + head * qh + spot * ql + width[None, :] * qd, mask=row & within, other=0.0)
     first = tl.zeros([ROWS, VALUES], tl.float32)
     second = tl.zeros([ROWS, SPREADS], tl.float32)
@@ -57,8 +60,8 @@ def attention_kernel(
         if CAUSAL:
             seen = seen & (at[None, :] <= rows[:, None])
         if MASK != 0:
-            places = mask + batch * mb + head * mh + spot * ml + far[None, :] * mk
-            given = tl.load(places, mask=(at[None, :] < keys) & row, other=0)
+            places = mask + batch * mb + head * mh + line * ml + far[None, :] * mk
+            given = tl.load(places, mask=(at[None, :] < keys) & asking, other=0)
             if MASK == 1:
                 seen = seen & (given != 0)
             else:
