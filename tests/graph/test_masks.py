@@ -57,3 +57,46 @@ def test_a_mask_of_a_length_holds_for_every_length():
     for length in (5, 1, 7):
         x = torch.randn(2, length, 4)
         torch.testing.assert_close(net(x).mean, model(x))
+
+
+def positions(x, dim):
+    """Of tokens, along a dimension of [batch, head, query, key]."""
+    return torch.arange(x.shape[1]).view([-1 if d == dim else 1 for d in range(4)])
+
+
+WRITTEN = {
+    "none hidden": (lambda x: (positions(x, 2) >= 0).expand(x.shape[0], -1, -1, x.shape[1]), (None, False)),
+    "all and all": (lambda x: (positions(x, 2) >= 0) & (positions(x, 3) + 1 > 0), (None, False)),
+    "the first hidden": (lambda x: (positions(x, 3) > 0).expand(-1, -1, x.shape[1], -1), ((1, 1, 1, "any"), False)),
+    "future": (lambda x: positions(x, 3) <= positions(x, 2), (None, True)),
+    "future, from the other side": (lambda x: positions(x, 2) >= positions(x, 3), (None, True)),
+    "past": (lambda x: positions(x, 3) >= positions(x, 2), ((1, 1, "any", "any"), False)),
+    "all but the next": (lambda x: positions(x, 3) <= positions(x, 2) + 1, ((1, 1, "any", "any"), False)),
+    "of the caller": (
+        lambda x: (positions(x, 2) >= 0) & (x[:, :, 0] > -1)[:, None, None],
+        (("any", 1, 1, "any"), False),
+    ),
+    "of the caller and the future": (
+        lambda x: (positions(x, 3) <= positions(x, 2)) & (x[:, :, 0] > -1)[:, None, None],
+        (("any", 1, "any", "any"), False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_masks_of_a_length(name):
+    mask, (shape, causal) = WRITTEN[name]
+    torch.manual_seed(0)
+    model = Attention(mask).eval()
+    net = vp.propagate(model, posterior_of(model, 0.1))
+    for sizes in ((2, 5), (3, 7), (2, 3)):
+        x = torch.randn(*sizes, 4)
+        x[:, 0] = 0.5  # each query sees a key
+        torch.testing.assert_close(net(x).mean, model(x), equal_nan=True)
+    (plan,) = net._plans
+    (node,) = plan.captured.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    found = node.args[3] if len(node.args) > 3 else None
+    assert (len(node.args) > 5 and node.args[5]) is causal
+    assert (found is None) == (shape is None)
+    if shape is not None:
+        assert [str(size) == "1" for size in found.meta["val"].shape] == [size == 1 for size in shape]

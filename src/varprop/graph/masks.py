@@ -12,12 +12,18 @@ from varprop.graph.registry import Registries
 
 aten = torch.ops.aten
 
+ANDS = (aten.bitwise_and.Tensor, aten.logical_and.default, aten.__and__.Tensor)
+VIEWS = (aten.unsqueeze.default, aten.expand.default, aten.alias.default, aten.view.default)
+ONES = (aten.ones.default, aten.new_ones.default, aten.ones_like.default)
+ABOVE = {aten.ge.Scalar: 0, aten.gt.Scalar: 1}
+
 
 def settle_masks(captured: Captured, tensors: Registries) -> None:
     """Leave out masks that are all true, and say ``is_causal`` for those that are triangles.
 
-    Only of masks that no input, no size and no weight has a part in, but for being repeated over the batch: what such a
-    mask is, it is in every call. One that the caller gives, or that depends on a length, stays.
+    Those that no input, no size and no weight has a part in, but for being repeated over the batch, are looked at: what
+    such a mask is, it is in every call. Of others it must follow from how they are written: a position is not negative.
+    Of "what the caller says, and that" the caller's part is left, which is the same for all queries more often.
     """
     for node in captured.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
         args = [*node.args, *(None, 0.0, False)[len(node.args) - 3 :]]
@@ -25,6 +31,13 @@ def settle_masks(captured: Captured, tensors: Registries) -> None:
             continue
         mask = _value(captured, tensors, args[3])
         if mask is None:
+            left = [part for part in _parts(args[3]) if not _is_true(part)]
+            if not left:
+                node.args = (*args[:3], None, *args[4:])
+            elif len(left) == 1 and _hides_the_future(left[0], args[3].meta["val"].shape[-2:]):
+                node.args = (*args[:3], None, args[4], True)
+            elif len(left) == 1:
+                node.args = (*args[:3], left[0], *args[4:])
             continue
         hides = ~mask if mask.dtype == torch.bool else mask != 0
         if not bool(hides.any()):
@@ -57,3 +70,49 @@ def _is_triangle(mask: Tensor, sizes: Any) -> bool:
     if tuple(mask.shape[-2:]) != tuple(sizes) or sizes[0] != sizes[1]:
         return False
     return bool((mask == torch.ones_like(mask).tril()).all())
+
+
+# --- masks as they are written ---------------------------------------------------------------------------
+
+
+def _parts(mask: Any) -> list[Any]:
+    """What all must hold for it to be true, each repeated as need be."""
+    while mask.target is aten.expand.default:
+        mask = mask.args[0]
+    return [part for x in mask.args for part in _parts(x)] if mask.target in ANDS else [mask]
+
+
+def _is_true(mask: Any) -> bool:
+    while mask.target in VIEWS:
+        mask = mask.args[0]
+    if mask.target in ONES:
+        return bool(mask.meta["val"].dtype == torch.bool)
+    start = _start(mask.args[0]) if mask.target in ABOVE else None
+    return start is not None and start >= mask.args[1] + ABOVE[mask.target]
+
+
+def _hides_the_future(mask: Any, sizes: Any) -> bool:
+    """Is it "a key's position is not above the query's", with as many of one as of the other?"""
+    if mask.target not in (aten.le.Tensor, aten.ge.Tensor):
+        return False
+    keys, queries = mask.args if mask.target is aten.le.Tensor else mask.args[::-1]
+    if not all(isinstance(x, fx.Node) and _start(x) == 0 for x in (keys, queries)):
+        return False
+    length, count = map(str, sizes)
+    shapes = [[*map(str, x.meta["val"].shape)] for x in (keys, queries)]
+    apart = [shape[:-2].count("1") == len(shape) - 2 and shape[-2:] for shape in shapes]
+    return length == count and apart == [["1", length], [length, "1"]]
+
+
+def _start(positions: Any) -> int | None:
+    """The first of numbers that count upwards along one dimension; None if they are not seen to do that."""
+    added = 0
+    while positions.target in (*VIEWS, aten.add.Tensor, aten.add.Scalar):
+        if positions.target not in VIEWS:
+            number = positions.args[1]
+            if not isinstance(number, int) or positions.kwargs:
+                return None
+            added += number
+        positions = positions.args[0]
+    first = {aten.arange.default: 0, aten.arange.start: positions.args[0]}.get(positions.target)
+    return first + added if isinstance(first, int) else None
