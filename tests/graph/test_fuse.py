@@ -11,7 +11,7 @@ import varprop as vp
 from tests.kernels.test_pointwise import LANGUAGE, Pointer
 from tests.kernels.test_tiles import GPU
 from varprop.graph import compiler, lift
-from varprop.kernels import emit, region
+from varprop.kernels import region
 
 CHANNELS_LAST = torch.channels_last
 
@@ -128,8 +128,8 @@ def emulated(launcher, grid, arguments, results, **options):
     exec(launcher._source(), scope)  # noqa: S102
     tensors = [region_entries(x) for x in arguments if isinstance(x, torch.Tensor)]
     numbers = [x for x in arguments if not isinstance(x, torch.Tensor)]
-    assert math.ceil(numbers[0] / emit.BLOCK) == grid[0]
-    scope["kernel"](*map(Pointer, tensors), *numbers, BLOCK=grid[0] * emit.BLOCK)
+    assert math.ceil(numbers[0] / region.BLOCK) == grid[0]
+    scope["kernel"](*map(Pointer, tensors), *numbers, BLOCK=grid[0] * region.BLOCK)
     return results
 
 

@@ -5,10 +5,9 @@ import torch
 
 import varprop as vp
 from tests.kernels.test_tiles import CHECKS, GPU
-from varprop.graph import compiler, lift
-from varprop.kernels import activated, eight_bits, pointwise
+from varprop.graph import lift
+from varprop.kernels import eight_bits
 from varprop.rules import linear
-from varprop.rules.gelu import gelu
 
 
 def layer(inputs, outputs, tokens=(3, 5), device="cpu", spike=1.0):
@@ -74,54 +73,6 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch):
     written = vp.propagate(model, posterior)(x)
     assert torch.equal(result.mean, written.mean)
     torch.testing.assert_close(result.var, written.var, rtol=3e-2, atol=0)
-
-
-def test_an_activation_before_it_is_part_of_it(monkeypatch):
-    for module in (lift, compiler, eight_bits):
-        monkeypatch.setattr(module, "runs_on", lambda _: True)
-    monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _: True)
-    monkeypatch.setattr(eight_bits, "_launch", eight_bits.reference)
-    monkeypatch.setattr(activated, "_launch", lambda *_: None)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(32, 512), torch.nn.GELU(), torch.nn.Linear(512, 512), torch.nn.Linear(512, 16)
-    )
-    model, x = model.bfloat16().eval(), torch.randn(9, 32, dtype=torch.bfloat16)
-    posterior = vp.Posterior.isotropic(model, std=0.05)
-    net = vp.propagate(model, posterior)
-    result = net(x)
-    calls = [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
-    assert calls.count(activated.spread_activated) == calls.count(eight_bits.spread) == 1
-    monkeypatch.setattr(compiler, "runs_on", lambda _: False)
-    apart = vp.propagate(model, posterior)(x)
-    assert torch.equal(result.mean, apart.mean)
-    assert torch.equal(result.var, apart.var)
-
-
-@pytest.mark.parametrize("added", [True, False])
-def test_activations_with_it_are_registered_in_full(added):
-    mean, var, second, noise, bias = (x.double() for x in layer(6, 4))
-    key = pointwise.trace(gelu, torch.float64).body.key
-    packed = *eight_bits.pack(second, noise), bias.requires_grad_() if added else None
-    log_alpha = torch.tensor(-0.3, dtype=torch.float64, requires_grad=True)
-    arguments = mean.requires_grad_(), var.requires_grad_(), log_alpha, *packed, key
-    assert torch.autograd.gradcheck(torch.ops.varprop.activated_spread, arguments)
-    torch.library.opcheck(torch.ops.varprop.activated_spread.default, arguments, test_utils=CHECKS[1:])
-
-
-@GPU
-@pytest.mark.parametrize("width", [1e-2, 30.0])  # one formula for a whole block, or another
-@pytest.mark.parametrize("size", [528, 768, 3072, 4096, 4112])
-def test_activations_with_it_on_a_gpu(size, width):
-    if not eight_bits.has_eight_bits(torch.device("cuda", 0)):
-        pytest.skip("multiplies no 8-bit numbers")
-    mean, var, second, noise, bias = (x.bfloat16() for x in layer(size, 32, (7, 31), "cuda"))
-    packed, var, log_alpha = eight_bits.pack(second, noise), width * var, torch.tensor(0.2, device="cuda")
-    first, spread = pointwise.trace(gelu, torch.bfloat16).body, activated.spread_activated
-    found = spread(mean, var, log_alpha, *packed, bias, first.key)
-    y = gelu(vp.Moments(mean.double(), var.double() * log_alpha.double().exp()))
-    torch.testing.assert_close(found[0].double(), y.mean, rtol=1e-2, atol=1e-2 * float(y.mean.abs().mean()))
-    close(found[1], linear.spread(*y, second.double(), noise.double(), bias.double()))
 
 
 @GPU

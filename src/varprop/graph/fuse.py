@@ -13,8 +13,6 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from varprop.graph.captured import outline_of, spell
-from varprop.kernels.activated import spread_activated
-from varprop.kernels.eight_bits import spread
 from varprop.kernels.region import Region, results_of
 from varprop.kernels.wording import WRITE
 
@@ -26,36 +24,12 @@ PREFIX = "region"
 
 def fuse(module: fx.GraphModule, pointwise: nn.ModuleDict) -> None:
     """In place. Equal regions share a module of ``pointwise``; their tensors, which differ, are its arguments."""
-    for node in module.graph.find_nodes(op="call_function", target=spread):
-        _spread_at_once(node, pointwise)
     for outline in _worth_it(module.graph):
         partitioner = _Partitioner(module, _Entrywise(outline), allows_single_node_partition=True)
         found = [part for part in partitioner.propose_partitions() if _size(part.nodes) >= FEWEST]
         if found:
             partitioner.fuse_partitions(found, prefix=PREFIX)
             _share(module, pointwise)
-
-
-def _spread_at_once(spreading: fx.Node, pointwise: nn.ModuleDict) -> None:
-    """The variance of a layer behind an activation: that of the activation itself is not written."""
-    given: tuple[Any, ...] = spreading.args
-    mean, var, *packed = given
-    call = mean.args[0] if mean.target is operator.getitem else None
-    if call is None or call.op != "call_module" or var.args != (call, 1) or len(var.users) > 1:
-        return
-    if any(x is not None and x.op != "get_attr" for x in packed):
-        return
-    rule: Any = pointwise[call.target.removeprefix("pointwise.")]
-    graph = spreading.graph
-    with graph.inserting_before(call):
-        constants = [x and graph.get_attr(x.target) for x in packed]
-        both = graph.call_function(spread_activated, (*call.args, *constants, rule.body.key))
-        for index, node in enumerate((mean, spreading)):
-            result = graph.call_function(operator.getitem, (both, index))
-            result.meta = dict(node.meta)
-            node.replace_all_uses_with(result)
-    for node in (spreading, var, mean, call):
-        graph.erase_node(node)
 
 
 def _worth_it(graph: fx.Graph) -> list[str]:

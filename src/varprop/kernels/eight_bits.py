@@ -8,7 +8,7 @@ products of the rule are one, [Σx, μx²] [E[W²], Σ_W]ᵀ, at twice the speed
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,12 +62,9 @@ def spread_op(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns:
     return _compute(mean, var, weights, rows, columns, bias)
 
 
-def suits(mean: Tensor) -> bool:
-    return bool(mean.numel()) and mean.dtype == torch.bfloat16 and has_eight_bits(mean.device)
-
-
 def _compute(*arguments: Any) -> Tensor:
-    fits = suits(arguments[0])
+    mean = arguments[0]
+    fits = mean.numel() and mean.dtype == torch.bfloat16 and has_eight_bits(mean.device)
     result = attempt("a product of 8-bit numbers", lambda: _launch(*arguments)) if fits else None
     return reference(*arguments) if result is None else result
 
@@ -83,40 +80,23 @@ recomputed(spread_op, reference)
 spread = call_of(torch.ops.varprop.spread, _compute, reference)
 
 
-class Numbers(NamedTuple):
-    """[Σ, μ²] ⊙ columns of each token, of 8 bits, and what they are to be multiplied by."""
-
-    both: Tensor
-    scales: Tensor
-
-    @classmethod
-    def empty(cls, mean: Tensor) -> Numbers:
-        tokens, size = mean.numel() // mean.shape[-1], mean.shape[-1]
-        both = torch.empty(tokens, 2 * size, dtype=EIGHT, device=mean.device)
-        return cls(both, torch.empty(tokens, 1, dtype=torch.float32, device=mean.device))
-
-
 def _launch(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
     from varprop.kernels.tiles import quantize_kernel
 
-    numbers, size = Numbers.empty(mean), mean.shape[-1]
-    tokens, block = len(numbers.scales), at_least_16(size)
+    size = mean.shape[-1]
+    tokens, block = mean.numel() // size, at_least_16(size)
+    both = torch.empty(tokens, 2 * size, dtype=EIGHT, device=mean.device)
+    scales = torch.empty(tokens, 1, dtype=torch.float32, device=mean.device)
     with on(mean.device):
         rows_at_once = max(1, min(4, 4 * ENTRIES // block))
         quantize_kernel[(-(-tokens // rows_at_once),)](
-            mean.contiguous(), var.contiguous(), columns, *numbers, tokens, size,
+            mean.contiguous(), var.contiguous(), columns, both, scales, tokens, size,
             LARGEST=LARGEST, ROWS=rows_at_once, BLOCK=block, num_warps=min(16, rows_at_once * block // ENTRIES),
         )  # fmt: skip
-    return multiply(numbers, weights, rows, bias, mean)
-
-
-def multiply(numbers: Numbers, weights: Tensor, rows: Tensor, bias: Tensor | None, mean: Tensor) -> Tensor:
-    """By packed weights; as many tokens as ``mean`` has, and of its dtype."""
     # Fast accumulation cuts off bits, always downwards in a sum of positive numbers: 16 % after 12 blocks.
     product = torch._scaled_mm(
-        numbers.both, weights.t(), scale_a=numbers.scales, scale_b=rows.t(),
-        bias=bias, out_dtype=mean.dtype, use_fast_accum=False,
-    )  # fmt: skip
+        both, weights.t(), scale_a=scales, scale_b=rows.t(), bias=bias, out_dtype=mean.dtype, use_fast_accum=False
+    )
     return product.view(*mean.shape[:-1], -1)
 
 

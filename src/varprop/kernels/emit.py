@@ -186,51 +186,6 @@ def _beside(k: int, width: int) -> str:
     return f"(at + (at // (inner * channels) * {width - 1} + {k}) * (inner * channels))"
 
 
-def emit_spread(body: fx.GraphModule, blocks: int, largest: float, tiny: float) -> str:
-    """The source of ``kernel`` for a row of ``blocks`` blocks: the first result as it is; the second and the square of
-    the first, times ``columns``, as numbers up to ``largest`` with one scale.
-    """
-
-    def load(pointer: str, index: str) -> str:
-        return f"tl.load({pointer}_ptr + {index}, mask=inside, other=0.0).to(tl.float32)"
-
-    def place(k: int) -> list[str]:
-        return [f"column = {k} * BLOCK + tl.arange(0, BLOCK)", "inside = column < size"]
-
-    def compute(k: int) -> list[str]:
-        return [
-            *place(k),
-            f"x0 = {load('x0', 'row * size + column')}",
-            f"x1 = {load('x1', 'row * size + column')} * alpha",
-            *_statements(body, ["x0", "x1"], "tl.min({}, 0)"),
-            "tl.store(y_ptr + row * size + column, y0.to(y_ptr.dtype.element_ty), mask=inside)",
-            f"var{k} = y1 * {load('columns', 'column')}",
-            f"square{k} = y0 * y0 * {load('columns', 'size + column')}",
-            f"widest = tl.maximum(widest, tl.max(tl.maximum(var{k}, square{k}), 0))",
-        ]
-
-    def keep(k: int) -> list[str]:
-        parts = (f"var{k}", "column"), (f"square{k}", "size + column")
-        element = "both_ptr.dtype.element_ty"
-        return place(k) + [
-            f"tl.store(both_ptr + row * (2 * size) + {index}, ({x} * small).to({element}), mask=inside)"
-            for x, index in parts
-        ]
-
-    steps = [
-        "row = tl.program_id(0).to(tl.int64)",
-        "alpha = tl.exp(tl.load(alpha_ptr).to(tl.float32))",
-        "widest = 0.0",
-        *(line for k in range(blocks) for line in compute(k)),
-        f"scale = tl.maximum(widest / {largest}, {tiny})",
-        "small = 1.0 / scale",
-        "tl.store(scales_ptr + row, scale)",
-        *(line for k in range(blocks) for line in keep(k)),
-    ]
-    names = "x0", "x1", "alpha", "columns", "y", "both", "scales"
-    return _kernel([f"{name}_ptr" for name in names], "size, BLOCK", steps)
-
-
 def emit_tokens(body: fx.GraphModule, terms: int, by_var: int, by_square: int, ones: bool) -> str:
     """The source of ``kernel`` for variances that are ``terms`` products of a number for each row and a vector.
 

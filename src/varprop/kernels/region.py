@@ -16,6 +16,7 @@ from varprop.kernels.recompute import direct
 
 aten = torch.ops.aten
 
+BLOCK = 1024  # entries of a program
 LARGEST = 1 << 31  # entries that 32 bits count
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -60,7 +61,7 @@ class Region(nn.Module):
         inner = math.prod(shape[place + 1 :]) if first.is_contiguous() else 1
         results = tuple(_empty(first, *each) for each in zip(self.dtypes, self.widths, strict=True))
         arguments = *given, *results, first.numel(), inner, shape[place]
-        return launcher.launch((-(-first.numel() // emit.BLOCK),), arguments, results, BLOCK=emit.BLOCK)
+        return launcher.launch((-(-first.numel() // BLOCK),), arguments, results, BLOCK=BLOCK)
 
     def _launcher(self, kinds: tuple[str, ...]) -> Launcher | None:
         if kinds not in self._launchers:

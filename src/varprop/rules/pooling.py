@@ -70,10 +70,17 @@ def _max_pool(op: Callable[..., Any], with_indices: Callable[..., tuple[Tensor, 
         Gaussians their means would come out far too high.
         """
         values, indices = with_indices(x.mean, *args)
-        var = x.var.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(values.shape)
+        var = _picked(x.var.flatten(-rank), indices.flatten(-rank), values).reshape(values.shape)
         return (Moments(values, var), indices) if op is with_indices else Moments(values, var)
 
     return max_pool
+
+
+def _picked(entries: Tensor, places: Tensor, like: Tensor) -> Tensor:
+    """Entries of the last dimension, in the layout of ``like``: with channels last, those of a place lie together."""
+    if like.is_contiguous() or entries.ndim < 3:
+        return entries.gather(-1, places)
+    return entries.mT.gather(-2, places.mT).mT
 
 
 def _interpolation(op: Callable[..., Tensor]) -> Rule:
