@@ -122,11 +122,13 @@ def _launch(
 
 
 def _in_full_columns(var: Tensor, dtype: torch.dtype) -> Tensor:
-    """A few columns that all heads share, with zeros up to what a tile reads at once."""
+    """A few columns that all heads share, in a tensor of as many as a tile reads at once; what the others hold does not
+    matter, they do not leave.
+    """
     batch, _, length, width = var.shape
     if width >= FEWEST or var.stride(1) or batch * length <= FEW:
         return var
-    shared = var.new_zeros((batch, 1, length, FEWEST), dtype=dtype)
+    shared = var.new_empty((batch, 1, length, FEWEST), dtype=dtype)
     shared[..., :width] = var[:, :1]
     return shared.expand(-1, var.shape[1], -1, -1)
 
