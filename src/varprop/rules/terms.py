@@ -23,9 +23,16 @@ def varies(x: Tensor, dim: int) -> bool:
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """Along k, the others broadcast."""
+    if len(parts) == 1:
+        return parts[0]
     columns = zip(*(part.shape[1:] for part in parts), strict=True)
     sizes = [next((n for n in column if not is_one(n)), 1) for column in columns]
-    return torch.cat([part.expand(part.shape[0], *sizes) for part in parts]) if len(parts) > 1 else parts[0]
+
+    def broadcast(part: Tensor) -> Tensor:
+        lacks = any(is_one(own) and not is_one(n) for own, n in zip(part.shape[1:], sizes, strict=True))
+        return part.expand(part.shape[0], *sizes) if lacks else part  # each op that is traced takes its time
+
+    return torch.cat([broadcast(part) for part in parts])
 
 
 def broadened(x: Tensor, ndim: int) -> Tensor:
@@ -35,6 +42,8 @@ def broadened(x: Tensor, ndim: int) -> Tensor:
 def as_terms(x: Any, like: Tensor) -> Factored:
     """Moments, which will be broadcast to ``like``: a parameter that is repeated becomes a product."""
     if isinstance(x, Factored):
+        if x.mean.ndim == like.ndim:
+            return x
         lacking = (None,) * (like.ndim - x.mean.ndim)
         rest = None if x.rest is None else x.rest[lacking]
         return Factored(x.mean, x.coefficients[:, *lacking], x.vectors[:, *lacking], rest)
