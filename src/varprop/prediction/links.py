@@ -68,8 +68,9 @@ class ClassLink(Link):
         """The entropy of each network, on average: the uncertainty that would be left if the weights were known."""
 
     def __call__(self, logits: Moments) -> Prediction:
-        logits = checked(logits)
-        return Prediction(self.probs(logits), logits, self)
+        logits = widened(logits)
+        probs = self.probs(logits)  # before a look at the numbers, for which a GPU would have to be waited for
+        return Prediction(probs, checked(logits), self)
 
     def average(self, draws: Iterable[Tensor]) -> Prediction:
         seen = Running()
@@ -259,9 +260,14 @@ class Gaussian(Link):
 # --- what goes in ----------------------------------------------------------------------------------------
 
 
+def widened(logits: Moments) -> Moments:
+    """In float32 at least."""
+    return Moments(*(x.float() if torch.finfo(x.dtype).bits < 32 else x for x in logits))
+
+
 def checked(logits: Moments) -> Moments:
     """In float32 at least, and refused if there are no probabilities to be had from it."""
-    mean, var = (x.float() if torch.finfo(x.dtype).bits < 32 else x for x in logits)
+    mean, var = widened(logits)
     if not torch.compiler.is_compiling() and not bool((mean.isfinite() & var.isfinite()).all()):
         rows = (~(mean.isfinite() & var.isfinite())).reshape(len(mean), -1).any(1) if mean.ndim else mean
         raise OutputError(f"the logits of {int(rows.sum())} of {len(mean)} examples are not finite (NaN or inf)")
