@@ -44,7 +44,7 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
             if not isinstance(known[base], Tensor) or known[base].numel() > largest:
                 continue
             tensors.recipes[names[base]] = _copied(nodes)
-            (folded[names[base]],) = aligned(known[base])
+            folded[names[base]] = aligned(known[base])[0]
         base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{names[base]}", (), {}
         values[base.target] = folded[names[base]]
     drop_dead_code(graph)
@@ -64,7 +64,7 @@ def refold(tensors: Registries) -> None:
         with torch.no_grad():
             evaluate(recipe.nodes, known)
         result = known[recipe.output_node().args[0]]
-        (tensors.folded[name],) = (values[f"folded.{name}"],) = aligned(result)
+        tensors.folded[name] = values[f"folded.{name}"] = aligned(result)[0]
 
 
 def _copied(nodes: list[fx.Node]) -> fx.Graph:

@@ -16,6 +16,7 @@ from varprop.kernels.emit import BLOCK, WARPS, build
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACCELERATORS = ("cuda", "xpu")
+CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}  # by dimensions
 FEW = 2048  # rows: fewer than a GPU takes at once
 OLDEST = (7, 5)  # CUDA's compute capability that Triton still compiles for
 
@@ -122,13 +123,8 @@ def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
         like = [x.is_contiguous(memory_format=layout) for x in tensors]
         return sum(like), like[0]
 
-    layout = max(_layouts(tensors[0]), key=votes)
+    layout = max([torch.contiguous_format, *CHANNELS_LAST.get(tensors[0].ndim, [])], key=votes)
     return tuple(x.contiguous(memory_format=layout) for x in tensors)
-
-
-def _layouts(x: Tensor) -> list[torch.memory_format]:
-    more = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
-    return [torch.contiguous_format, *more.get(x.ndim, [])]
 
 
 def flat(x: Tensor) -> Tensor:

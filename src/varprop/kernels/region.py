@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from varprop.kernels import emit
-from varprop.kernels.launch import Launcher, aligned, usable
+from varprop.kernels.launch import CHANNELS_LAST, Launcher, aligned, usable
 from varprop.kernels.recompute import direct
 
 aten = torch.ops.aten
 
 BLOCK = 1024  # entries of a program
 LARGEST = 1 << 31  # entries that 32 bits count
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Region(nn.Module):
@@ -126,7 +125,7 @@ def _empty(like: Tensor, dtype: torch.dtype, width: int) -> Tensor:
     """For so many results side by side, in the layout of one."""
     if width == 1:
         return torch.empty_like(like, dtype=dtype)
-    layout = torch.contiguous_format if like.is_contiguous() else _LAST[like.ndim]
+    layout = torch.contiguous_format if like.is_contiguous() else CHANNELS_LAST[like.ndim][0]
     shape = like.shape[0], width * like.shape[1], *like.shape[2:]
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
 
