@@ -75,8 +75,7 @@ def _add_at_once(norm: fx.Node) -> None:
     """The residual sum before a norm is computed with it; whoever else wants the sum gets it from there."""
     places, args, graph = ADDS[norm.target], list(norm.args), norm.graph  # type: ignore[index]
     sums: list[Any] = [args[place] for place in places]
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    if not all(_is_sum(node) and all(order[user] >= order[norm] for user in node.users) for node in sums):
+    if not all(_is_sum(node) and not any(user < norm for user in node.users) for node in sums):
         return
     with graph.inserting_after(norm):
         totals = [graph.call_function(operator.getitem, (norm, 2 + index)) for index in range(len(sums))]
@@ -125,10 +124,9 @@ def _join_at_once(norm: fx.Node) -> None:
     join, *place = chosen.args
     if join.target is not aten.cat.default or len(join.args[0]) != 2 or join.args[1:] not in ((), (0,)):
         return
-    graph, order = norm.graph, {node: index for index, node in enumerate(norm.graph.nodes)}
-    others = [user for user in join.users if user is not chosen]
-    if place != [turned.meta["val"].ndim, 0] or any(order[user] < order[norm] for user in others):
+    if place != [turned.meta["val"].ndim, 0] or any(user < norm for user in join.users if user is not chosen):
         return
+    graph = norm.graph
     with graph.inserting_before(norm):
         parts = [_viewed(_viewed(x, aten.select.int, *place), aten.movedim.int, 0, -1) for x in join.args[0]]
     with graph.inserting_after(norm):
