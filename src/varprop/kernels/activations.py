@@ -15,7 +15,7 @@ from torch import Tensor
 from varprop.kernels import emit
 from varprop.kernels.launch import Launcher, tile, usable
 from varprop.kernels.pointwise import BODIES
-from varprop.kernels.recompute import call_of, recomputed
+from varprop.kernels.recompute import registered
 from varprop.kernels.tokens import contract_reference, counts_of, numbers_of
 
 TILE = 4, 128, 2  # rows, columns, warps
@@ -33,7 +33,11 @@ def reference(
     ones: bool,
     key: str,
 ) -> tuple[Tensor, Tensor]:
-    """Multiplied out, the rule, summed up."""
+    """The moments y of a pointwise function of x ~ N(mean, α Σ_k numbers[k] vectors[k]): μ_y and Σ_y, or in its place
+    what ``tokens.contract`` makes of them. ``peaks`` are the largest entries of the vectors, ``key`` names the rule.
+
+    Multiplied out, the rule, summed up.
+    """
     wide = torch.promote_types(mean.dtype, torch.float32)
     var = F.linear(numbers.to(wide), vectors.T.to(wide)).to(mean.dtype)
     if torch.compiler.is_exporting():
@@ -45,39 +49,17 @@ def reference(
     return first, contract_reference(first, second, by_var, by_square, ones)
 
 
-@torch.library.custom_op("varprop::activation", mutates_args=())
-def activation(
-    mean: Tensor,
-    numbers: Tensor,
-    log_alpha: Tensor,
-    vectors: Tensor,
-    peaks: Tensor,
-    by_var: Tensor | None,
-    by_square: Tensor | None,
-    ones: bool,
-    key: str,
-) -> tuple[Tensor, Tensor]:
-    """The moments y of a pointwise function of x ~ N(mean, α Σ_k numbers[k] vectors[k]): μ_y and Σ_y, or in its place
-    what ``tokens.contract`` makes of them. ``peaks`` are the largest entries of the vectors, ``key`` names the rule.
-    """
-    return _compute(mean, numbers, log_alpha, vectors, peaks, by_var, by_square, ones, key)
-
-
 def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
     mean, numbers = arguments[:2]
     fits = mean.numel() and usable(*(x for x in arguments if isinstance(x, Tensor))) and numbers.shape[-1] <= MOST_TERMS
     return (_launch(*arguments) if fits else None) or reference(*arguments)
 
 
-@activation.register_fake
-def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _outline(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _results(mean, *rest[3:6])
 
 
-recomputed(activation, reference)
-
-
-activate = call_of(torch.ops.varprop.activation, _compute, reference)
+activate = registered("activation", reference, _compute, _outline)
 
 
 def _results(mean: Tensor, by_var: Tensor | None, by_square: Tensor | None, ones: bool) -> tuple[Tensor, Tensor]:

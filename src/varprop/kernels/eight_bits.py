@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from varprop.kernels.launch import at_least_16, attempt, on, runs_on
-from varprop.kernels.recompute import call_of, recomputed
+from varprop.kernels.recompute import registered
 from varprop.kernels.rows import LONGEST_ROW
 from varprop.rules import linear
 
@@ -49,17 +49,11 @@ def pack(second: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reference(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
-    """With the weights unpacked."""
+    """Σx E[W²]ᵀ + μx² Σ_Wᵀ + Σ_b, with packed weights unpacked."""
     wide = torch.promote_types(mean.dtype, torch.float32)
     second, noise = (weights.to(wide) * rows * columns).chunk(2, 1)
     added = None if bias is None else bias.to(wide)
     return linear.spread(mean.to(wide), var.to(wide), second, noise, added).to(mean.dtype)
-
-
-@torch.library.custom_op("varprop::spread", mutates_args=())
-def spread_op(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
-    """Σx E[W²]ᵀ + μx² Σ_Wᵀ + Σ_b, of packed weights."""
-    return _compute(mean, var, weights, rows, columns, bias)
 
 
 def _compute(*arguments: Any) -> Tensor:
@@ -69,15 +63,11 @@ def _compute(*arguments: Any) -> Tensor:
     return reference(*arguments) if result is None else result
 
 
-@spread_op.register_fake
-def _(mean: Tensor, var: Tensor, weights: Tensor, *_: Any) -> Tensor:
+def _outline(mean: Tensor, var: Tensor, weights: Tensor, *_: Any) -> Tensor:
     return mean.new_empty((*mean.shape[:-1], weights.shape[0]))
 
 
-recomputed(spread_op, reference)
-
-
-spread = call_of(torch.ops.varprop.spread, _compute, reference)
+spread = registered("spread", reference, _compute, _outline)
 
 
 def _launch(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:

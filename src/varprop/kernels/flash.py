@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from varprop.kernels.launch import FEW, at_least_16, attempt, on, usable
-from varprop.kernels.recompute import call_of, recomputed
+from varprop.kernels.recompute import registered
 from varprop.moments import Moments, mean_of
 from varprop.rules.attention import attention as rule
 
@@ -21,18 +21,13 @@ LARGEST_HEAD = 256
 def reference(
     query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The rule itself; queries may share the heads of keys and values, variances may be columns of other numbers."""
+    """A μ_V and (A ⊙ A) Σ_V, A = softmax(QKᵀ scale + mask); a row in which all is masked gives 0.
+
+    The rule itself; queries may share the heads of keys and values, variances may be columns of other numbers.
+    """
     shared = query.shape[-3] != key.shape[-3] if query.ndim > 2 else False
     value = Moments(mean, var)
     return tuple(rule(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=shared))
-
-
-@torch.library.custom_op("varprop::attention", mutates_args=())
-def attention(
-    query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """A μ_V and (A ⊙ A) Σ_V, A = softmax(QKᵀ scale + mask); a row in which all is masked gives 0."""
-    return _compute(query, key, mean, var, mask, is_causal, scale)
 
 
 def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -41,15 +36,11 @@ def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
     return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 4 else x for x in reference(*arguments))  # type: ignore[return-value]
 
 
-@attention.register_fake
-def _(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _outline(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _results(query, mean, var)
 
 
-recomputed(attention, reference)
-
-
-attend = call_of(torch.ops.varprop.attention, _compute, reference)
+attend = registered("attention", reference, _compute, _outline)
 
 
 def arguments_of(

@@ -1,4 +1,4 @@
-"""What the ops have in common: derivatives by computing the reference again, and how graphs call them."""
+"""What the ops have in common: arguments and derivatives of their references, and how graphs call them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ from torch import Tensor
 REAL = (Tensor, torch.nn.Parameter)
 
 
-def recomputed(op: Any, reference: Callable[..., Any]) -> None:
+def registered(
+    name: str, reference: Callable[..., Any], compute: Callable[..., Any], outline: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Make an op of ``compute``, which takes what its reference takes (no defaults: torch leaves such arguments out)
+    and gives what it gives, in the shapes that ``outline`` tells. Returned is what a flat graph calls for it.
+    """
+    schema = torch.library.infer_schema(reference, mutates_args=())
+    op: Any = torch.library.custom_op(f"varprop::{name}", compute, mutates_args=(), schema=schema)
+    op.register_fake(outline)
+    _recompute(op, reference)
+    return _call_of(getattr(torch.ops.varprop, name), compute, reference)
+
+
+def _recompute(op: Any, reference: Callable[..., Any]) -> None:
     """Register the autograd of ``op``, whose results are those of ``reference``."""
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -47,7 +60,7 @@ def direct(*tensors: Any) -> bool:
     return all(type(x) in REAL for x in given) and not (torch.is_grad_enabled() and any(x.requires_grad for x in given))
 
 
-def call_of(op: Any, compute: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+def _call_of(op: Any, compute: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
     """What a flat graph calls: ``compute`` itself where it may, else ``op``; and the reference in what is exported,
     which runs without this package.
     """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from varprop.kernels.launch import FEW, at_least_16, attempt, on, usable
-from varprop.kernels.recompute import call_of, recomputed
+from varprop.kernels.recompute import registered
 from varprop.moments import Moments
 from varprop.rules import functions, streamlining
 from varprop.rules.normalization import NORMALIZATION, scale_and_shift
@@ -27,10 +26,13 @@ def reference(
     eps: float,
     centred: bool,
     expected: bool,
-    more_mean: Tensor | None = None,
-    more_var: Tensor | None = None,
+    more_mean: Tensor | None,
+    more_var: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The rules themselves; ``expected``: the statistic is E[x²], else that of the mean."""
+    """LayerNorm (``centred``) or RMSNorm of x ~ N(mean, α var); if there is more, of the sum, which is returned too.
+
+    The rules themselves; ``expected``: the statistic is E[x²], else that of the mean.
+    """
     totals = mean.new_empty(0), var.new_empty(0)
     if more_mean is not None and more_var is not None:
         mean, var = totals = mean + more_mean, var + more_var
@@ -42,27 +44,6 @@ def reference(
     return *scale_and_shift(rule(Moments(mean, var * log_alpha.exp()), (-1,), eps), gamma, beta), *totals
 
 
-@torch.library.custom_op("varprop::norm", mutates_args=())
-def norm(
-    mean: Tensor,
-    var: Tensor,
-    log_alpha: Tensor,
-    weight: Tensor | None,
-    weight_var: Tensor | None,
-    bias: Tensor | None,
-    bias_var: Tensor | None,
-    eps: float,
-    centred: bool,
-    expected: bool,
-    more_mean: Tensor | None,
-    more_var: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """LayerNorm (``centred``) or RMSNorm of x ~ N(mean, α var); if there is more, of the sum, which is returned too."""
-    return _compute(
-        mean, var, log_alpha, weight, weight_var, bias, bias_var, eps, centred, expected, more_mean, more_var
-    )
-
-
 def _compute(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean, var = arguments[:2]
     tensors = [x for x in arguments if isinstance(x, Tensor)]
@@ -72,8 +53,7 @@ def _compute(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tuple(x.contiguous() for x in reference(*arguments))  # type: ignore[return-value]
 
 
-@norm.register_fake
-def _(mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _outline(mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _results(mean, var, rest[-1] is not None)
 
 
@@ -82,10 +62,7 @@ def _results(mean: Tensor, var: Tensor, more: bool) -> tuple[Tensor, Tensor, Ten
     return mean.new_empty(mean.shape), var.new_empty(mean.shape), mean.new_empty(size), var.new_empty(size)
 
 
-recomputed(norm, reference)
-
-
-normalize = call_of(torch.ops.varprop.norm, _compute, reference)
+normalize = registered("norm", reference, _compute, _outline)
 
 
 def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

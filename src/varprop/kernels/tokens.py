@@ -12,7 +12,7 @@ from torch import Tensor
 from varprop.kernels.eight_bits import spread, spread_form
 from varprop.kernels.flash import arguments_of, attend
 from varprop.kernels.launch import at_least_16, attempt, on, tile, usable
-from varprop.kernels.recompute import call_of, recomputed
+from varprop.kernels.recompute import registered
 from varprop.kernels.rows import LONGEST_ROW, tile_for
 from varprop.moments import Factored, Moments, is_random, mean_of
 from varprop.rules import attention, products
@@ -30,7 +30,10 @@ MOST_SUMS, MOST_TERMS = 16, 512
 def contract_reference(
     mean: Tensor, other: Tensor | None, by_other: Tensor | None, by_square: Tensor | None, ones: bool
 ) -> Tensor:
-    """In float32, or what is wider."""
+    """Σ_d other[d] by_other[k, d], Σ_d mean[d]² by_square[k, d], and 1 if asked for: numbers of each token.
+
+    In float32, or what is wider.
+    """
     wide = torch.promote_types(mean.dtype, torch.float32)
     parts = [] if other is None or by_other is None else [F.linear(other.to(wide), by_other.to(wide))]
     if by_square is not None:
@@ -38,14 +41,6 @@ def contract_reference(
     if ones:
         parts.append(torch.ones_like(parts[0][..., :1]))
     return torch.cat(parts, -1)
-
-
-@torch.library.custom_op("varprop::contract", mutates_args=())
-def contract(
-    mean: Tensor, other: Tensor | None, by_other: Tensor | None, by_square: Tensor | None, ones: bool
-) -> Tensor:
-    """Σ_d other[d] by_other[k, d], Σ_d mean[d]² by_square[k, d], and 1 if asked for: numbers of each token."""
-    return _contract(mean, other, by_other, by_square, ones)
 
 
 def numbers_of(mean: Tensor, count: int) -> Tensor:
@@ -65,12 +60,8 @@ def _contract(*arguments: Any) -> Tensor:
     return contract_reference(*arguments) if result is None else result
 
 
-@contract.register_fake
-def _(mean: Tensor, other: Any, by_other: Any, by_square: Any, ones: bool) -> Tensor:
+def _contract_outline(mean: Tensor, other: Any, by_other: Any, by_square: Any, ones: bool) -> Tensor:
     return numbers_of(mean, sum(counts_of(by_other, by_square)) + ones)
-
-
-recomputed(contract, contract_reference)
 
 
 def _launch_contract(
@@ -97,7 +88,7 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-contracted = call_of(torch.ops.varprop.contract, _contract, contract_reference)
+contracted = registered("contract", contract_reference, _contract, _contract_outline)
 
 
 # --- norms -----------------------------------------------------------------------------------------------
@@ -113,14 +104,20 @@ def norm_reference(
     eps: float,
     centred: bool,
     ones: bool,
-    by_numbers: Tensor | None = None,
-    by_square: Tensor | None = None,
-    more: bool = False,
-    more_mean: Tensor | None = None,
-    log_alpha: Tensor | None = None,
-    more_numbers: Tensor | None = None,
+    by_numbers: Tensor | None,
+    by_square: Tensor | None,
+    more: bool,
+    more_mean: Tensor | None,
+    log_alpha: Tensor | None,
+    more_numbers: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """In float32, or what is wider."""
+    """A norm over features of x ~ N(mean, Σ_k numbers[k] v_k), ``sums[k]`` = Σ_d v_k: its mean, and the numbers of v_k,
+    of the variance of ``weight`` and, if asked for, of that of the bias; or, in their place, what ``contract`` makes of
+    both. If there is more to the mean, it is the norm of the sum, which is returned too, and if there are more numbers,
+    of all of them side by side, likewise; α scales the numbers.
+
+    In float32, or what is wider.
+    """
     wide = torch.promote_types(mean.dtype, torch.float32)
     total_mean, joint = mean.new_empty(0), numbers.new_empty(0)
     if more_mean is not None:
@@ -144,33 +141,6 @@ def norm_reference(
     return y, results, total_mean, joint
 
 
-@torch.library.custom_op("varprop::token_norm", mutates_args=())
-def token_norm(
-    mean: Tensor,
-    numbers: Tensor,
-    sums: Tensor,
-    weight: Tensor | None,
-    weight_var: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    centred: bool,
-    ones: bool,
-    by_numbers: Tensor | None,
-    by_square: Tensor | None,
-    more: bool,
-    more_mean: Tensor | None,
-    log_alpha: Tensor | None,
-    more_numbers: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A norm over features of x ~ N(mean, Σ_k numbers[k] v_k), ``sums[k]`` = Σ_d v_k: its mean, and the numbers of v_k,
-    of the variance of ``weight`` and, if asked for, of that of the bias; or, in their place, what ``contract`` makes of
-    both. If there is more to the mean, it is the norm of the sum, which is returned too, and if there are more numbers,
-    of all of them side by side, likewise; α scales the numbers.
-    """
-    parts = mean, numbers, sums, weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more
-    return _norm(*parts, more_mean, log_alpha, more_numbers)
-
-
 def _norm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean, _, sums = arguments[:3]
     tensors = [x for x in arguments if isinstance(x, Tensor)]
@@ -180,8 +150,7 @@ def _norm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return norm_reference(*arguments)
 
 
-@token_norm.register_fake
-def _(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _norm_outline(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _norm_results(mean, numbers, rest)
 
 
@@ -198,9 +167,6 @@ def _count(terms: int, rest: Sequence[Any]) -> int:
     _, _, weight_var, *_, ones, by_numbers, by_square, more, _, _, _ = rest
     counts = counts_of(by_numbers, by_square)
     return sum(counts) + more if any(counts) else terms + (weight_var is not None) + ones
-
-
-recomputed(token_norm, norm_reference)
 
 
 def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -229,7 +195,7 @@ def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tup
     return results
 
 
-normalized = call_of(torch.ops.varprop.token_norm, _norm, norm_reference)
+normalized = registered("token_norm", norm_reference, _norm, _norm_outline)
 
 
 # --- the steps of rules ----------------------------------------------------------------------------------
