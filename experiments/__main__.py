@@ -21,6 +21,7 @@ from experiments.notes import notes
 from experiments.paper.chapters import write_paper_report
 from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
 from experiments.pipeline import Pipeline
+from experiments.pretraining import pretrained
 from experiments.publishing import adopt as adopt_rows
 from experiments.rows import ROWS, row_named
 from experiments.rows.daquar_fusion import TOKENS
@@ -117,6 +118,26 @@ def search(
     console.print(f"[bold]{experiment.title}[/bold]: {many}", highlight=False)
     trials = try_all(experiment, chosen, writable(folder), device, sources)
     console.print(trial_table(experiment, trials), highlight=False)
+
+
+@app.command(epilog="Example: python -m experiments pretrain nlvr-multiway --weights minilm --device cuda")
+def pretrain(
+    row: RowName,
+    weights: Weights = None,
+    device: Device = "cpu",
+    data_dir: DataFolder = None,
+    out: Folder = None,
+    threads: Threads = None,
+    recipe: RecipeFile = None,
+) -> None:
+    """The weights that a row starts from, where it makes them itself: the folder to be given to it with --weights."""
+    experiment, console = row_named(row), Console()
+    if not experiment.pretraining:
+        some = ", ".join(name for name, each in ROWS.items() if each.pretraining) or "none"
+        raise InputError(f"{row} is not pretrained; rows that are: {some}")
+    device, folder = _set_up(device, threads), out or Path("results") / row
+    found = pretrained(experiment, Sources(data_dir, weights), folder, device)
+    console.print(f"{found.weights}", highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: python -m experiments shift garments-cnn --seeds 0-2")

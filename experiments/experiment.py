@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from experiments.data.labelled import Labelled
-from experiments.recipes import Recipe
+from experiments.recipes import AdamWRecipe, Recipe
 from experiments.training import SOFTMAX
 from varprop.evaluation.methods import ABLATIONS, Method, listed, monte_carlo
 from varprop.posterior import Posterior
@@ -59,6 +59,18 @@ def _fingerprint(path: Path) -> str:
 
 
 @dataclass(frozen=True)
+class Pretraining:
+    """A stage before training, which goes on from the weights of the one before it."""
+
+    examples: Callable[[Sources, int], Labelled]
+    """As many as asked for."""
+    count: int
+    model: Callable[[Recipe, Sources, int], nn.Module]
+    """With the weights it starts from."""
+    recipe: AdamWRecipe
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One row of the tables."""
 
@@ -79,6 +91,8 @@ class Experiment:
     stand_in: bool = False
     posterior: Callable[[nn.Module, Recipe, Sources, int], Posterior] | None = None
     """Where the posterior comes from, if not from training."""
+    pretraining: tuple[Pretraining, ...] = ()
+    """Stages that make the weights which every seed starts from, where they are not trained elsewhere."""
     methods: tuple[Method, ...] = METHODS
     side_by_side: int = 1
     """This many seeds are trained together on a GPU."""

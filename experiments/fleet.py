@@ -25,6 +25,7 @@ import torch
 from experiments.experiment import Experiment, Sources
 from experiments.ordinary import Study
 from experiments.pipeline import Pipeline
+from experiments.pretraining import pretrained
 from experiments.rows import row_named
 from experiments.search import best, search
 from experiments.successors import Successor, methods_named
@@ -43,11 +44,16 @@ def _experiment(asked: argparse.Namespace) -> Experiment:
     return found
 
 
+def _sources(asked: argparse.Namespace, experiment: Experiment) -> Sources:
+    """Pretraining comes first, where a row has it."""
+    return pretrained(experiment, Sources(asked.data, asked.weights), asked.out, asked.device, progress=False)
+
+
 def _pipeline(asked: argparse.Namespace) -> Pipeline:
     experiment = _experiment(asked)
     if asked.search:
         experiment = best(experiment, asked.out)
-    sources = Sources(asked.data, asked.weights)
+    sources = _sources(asked, experiment)
     pipeline = Pipeline(experiment, numbers(asked.seeds), asked.out, asked.device, sources, limit=asked.limit)
     pipeline.progress = pipeline.fidelity = False
     return pipeline
@@ -56,7 +62,7 @@ def _pipeline(asked: argparse.Namespace) -> Pipeline:
 def _train(asked: argparse.Namespace) -> None:
     experiment = _experiment(asked)
     if asked.search and not (asked.out / f"{asked.row}-search.json").exists():
-        sources = Sources(asked.data, asked.weights)
+        sources = _sources(asked, experiment)
         search(experiment, numbers(asked.seeds), asked.out, asked.device, sources, progress=False)
     pipeline = _pipeline(asked)
     pipeline.side_by_side = len(pipeline.seeds)

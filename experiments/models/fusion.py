@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from experiments.models.transformer import encoder
+from experiments.models.weights import fill, load_tensors
+
+PRETRAINED = "fusion.safetensors"
+"""Beside a BERT: all weights of a model of text and image tokens that starts from it."""
 
 
 class SingleStream(nn.Module):
@@ -68,6 +72,13 @@ def fusion(kind: type[SingleStream], folder: Path, seed: int, **sizes: int) -> n
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind(bert, **sizes).eval()
+
+
+def pretrained_fusion(kind: type[SingleStream], folder: Path, **sizes: int) -> nn.Module:
+    """In eval mode, with the weights in ``folder``, head and all."""
+    model, path = fusion(kind, folder, 0, **sizes), folder / PRETRAINED
+    fill(model, load_tensors(path), str(path))
+    return model
 
 
 def masked(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from experiments.experiment import Sources
 from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
 from experiments.models.features import keep_tokens
 from experiments.models.resnet import ResNet
+from experiments.pretraining import pretrained
 from experiments.rows import imagenet_resnet50, questions, scratch
 from experiments.rows import nlvr2_beit3 as nlvr2_beit3_row
 from experiments.rows import vqav2_beit3 as vqav2_beit3_row
@@ -157,4 +158,7 @@ def nlvr(folder):
     """Four pairs of statements in each part; two of those of dev and hidden are held out."""
     multimodal_files.nlvr(folder / "nlvr")
     hf_folders.bert(folder / "bert")
-    return shortened(NLVR_MULTIWAY, epochs=1, batch=8), Sources(folder, folder / "bert")
+    found, sources = shortened(NLVR_MULTIWAY, epochs=1, batch=8), Sources(folder, folder / "bert")
+    stages = (replace(stage, count=16, recipe=replace(stage.recipe, epochs=1, batch=8)) for stage in found.pretraining)
+    found = replace(found, pretraining=tuple(stages))
+    return found, pretrained(found, sources, folder / "pretraining", "cpu", progress=False)

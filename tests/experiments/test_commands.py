@@ -196,6 +196,11 @@ def test_unknown_rows(refused):
     assert "Missing argument 'row'" in refused("search")
 
 
+def test_rows_that_are_not_pretrained(refused):
+    assert "cifar10-vit is not pretrained; rows that are: nlvr-multiway" in refused("pretrain", "cifar10-vit")
+    assert "nlvr-multiway starts from trained weights and was given none" in refused("pretrain", "nlvr-multiway")
+
+
 def test_missing_data(refused, tmp_path):
     for command in ("reproduce", "search"):
         line = refused(command, "cifar10-vit", "--data-dir", tmp_path / "none", "--out", tmp_path / "out")

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from experiments import pretraining
 from experiments.data import daquar as photos_of_rooms
 from experiments.data.daquar import daquar
 from experiments.data.nlvr import COLOURS, ORDERS, nlvr, rearranged, recoloured, shape_tokens
-from experiments.faults import DataError
+from experiments.faults import DataError, ExperimentError
 from experiments.models.features import image_tokens, kept_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked
 from experiments.pipeline import Pipeline
@@ -69,6 +70,54 @@ def test_trained_and_tested_on_little(tmp_path, name, without_measuring):
 def test_to_the_row_of_cvp(tmp_path, name, without_measuring):
     rows = run(tmp_path, name, "mean,cvp").run().rows
     assert any(scale != 1 for scale in rows[1].scales.values())
+
+
+def test_pretraining_is_done_once_and_every_seed_starts_from_it(tmp_path, monkeypatch):
+    experiment, sources = synthetic_rows.nlvr(tmp_path)
+    monkeypatch.setattr(pretraining, "train", None)
+    given = replace(sources, weights=tmp_path / "bert")
+    assert pretraining.pretrained(experiment, given, tmp_path / "pretraining", "cpu") == sources
+    assert pretraining.pretrained(experiment, sources, tmp_path / "elsewhere", "cpu") == sources
+    first, second = (experiment.model(experiment.recipe, sources, seed).state_dict() for seed in (0, 1))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    stage = experiment.pretraining[0]
+    before = stage.model(stage.recipe, given, 0).state_dict()
+    moved = [name for name, x in before.items() if not torch.allclose(x, first[name], atol=1e-4)]
+    assert {name.partition(".")[0] for name in moved} >= {"words", "layers", "project", "head"}
+
+
+def test_pretraining_that_is_stopped_goes_on(tmp_path, monkeypatch):
+    """In the stage that was not finished: the first is not done again."""
+    write = pretraining._write
+
+    def stopped(made, *rest):
+        if "stage2" in made.name:
+            raise KeyboardInterrupt
+        write(made, *rest)
+
+    monkeypatch.setattr(pretraining, "_write", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        synthetic_rows.nlvr(tmp_path)
+    monkeypatch.undo()
+    kept = next((tmp_path / "pretraining").glob("*stage1*/fusion.safetensors")).stat().st_mtime_ns
+    _, sources = synthetic_rows.nlvr(tmp_path)
+    assert "stage2" in sources.weights.name
+    assert next((tmp_path / "pretraining").glob("*stage1*/fusion.safetensors")).stat().st_mtime_ns == kept
+
+
+def test_a_row_is_not_trained_from_what_is_not_pretrained(tmp_path):
+    experiment, sources = synthetic_rows.nlvr(tmp_path)
+    with pytest.raises(ExperimentError, match=r"bert holds no fusion.safetensors: .* pretrain nlvr-multiway"):
+        experiment.model(experiment.recipe, replace(sources, weights=tmp_path / "bert"), 0)
+
+
+def test_generated_statements_are_read_as_real_ones_are(tmp_path):
+    experiment, sources = synthetic_rows.nlvr(tmp_path)
+    real, made = experiment.splits(sources, 0).train, experiment.pretraining[1].examples(sources, 40)
+    rows = torch.tensor([3, 0])
+    shapes = [{name: (x.dtype, x.shape) for name, x in each.read(rows).items()} for each in (real, made)]
+    assert shapes[0] == shapes[1]
+    assert made.labels.shape == (40, 1)
 
 
 def test_answers_of_several_words_share_their_score(tmp_path):
