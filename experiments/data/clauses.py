@@ -261,13 +261,13 @@ def number_and_more(rng: Random, seen: Seen) -> Clause:
 
 
 WHAT_BOXES_HAVE: dict[Callable[[Random, Seen], Clause], tuple[int, int]] = {
-    contents: (2, 4),
-    two_contents: (1, 3),
+    contents: (3, 4),
+    two_contents: (1, 2),
     number_of_items: (2, 2),
-    number_and_more: (3, 2),
+    number_and_more: (2, 1),
     colours_of_items: (2, 3),
     two_colours: (1, 1),
-    block_at_a_level: (6, 0),
+    block_at_a_level: (8, 0),
     block_on_another: (3, 0),
 }
 """How often each is taken of towers, and of scattered shapes."""

@@ -35,12 +35,12 @@ HELD_OUT = 0.2
 PRETRAINING = AdamWRecipe(
     model={"features": FEATURES, "tokens": BOXES * MOST, "classes": 1},
     epochs=4,
-    batch=512,
+    batch=256,
     adamw={"lr": 3e-4, "weight_decay": 0.01},
     schedule=Schedule(warmup=0.1, plateau=0.4),
     gradient_clip=1.0,
 )
-FIRST = replace(PRETRAINING, epochs=2, batch=128)
+FIRST = replace(PRETRAINING, epochs=2)
 PLAIN = replace(
     daquar_fusion.PLAIN,
     model=PRETRAINING.model,

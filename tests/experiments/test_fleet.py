@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import fleet, pipeline
+from experiments.experiment import Sources
 from tests.experiments.synthetic import RECIPE, experiment
 from varprop.evaluation.results import Results
 
@@ -87,3 +88,21 @@ def test_rows_of_the_tables_with_the_best_candidate(tmp_path, monkeypatch, capsy
     assert all(Results(tmp_path).scores(row) for row in rows)
     monkeypatch.setattr(pipeline.Pipeline, "subject", lambda *_: pytest.fail("there was nothing to do"))
     assert fleet.run(fleet._asked()) == 0
+
+
+@pytest.mark.second
+def test_pretraining_comes_first(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from tests.experiments import synthetic_rows  # which imports it
+
+    row, _ = synthetic_rows.nlvr(tmp_path)
+    row = replace(row, candidates={"plain": row.recipe})
+    monkeypatch.setattr(fleet, "row_named", lambda _: row)
+    monkeypatch.setattr(fleet.multiprocessing, "get_context", lambda _: SimpleNamespace(Process=AtOnce))
+    options = ["--tables", "--search", "--device", "cpu", "--seeds", "0", "--methods", "mean"]
+    places = ["--data", str(tmp_path), "--weights", str(tmp_path / "bert")]
+    monkeypatch.setattr(fleet.sys, "argv", ["fleet", row.name, str(tmp_path / "run"), *options, *places])
+    assert fleet.run(fleet._asked()) == 0
+    [found] = Results(tmp_path / "run").rows
+    [made] = [file.parent for file in (tmp_path / "run").glob("*stage2*/fusion.safetensors")]
+    assert found.config["weights"] == Sources(weights=made).fingerprint
