@@ -16,6 +16,7 @@ from experiments.data.clauses import (
     Clause,
     block_at_a_level,
     block_on_another,
+    colours_of_items,
     draw_box,
     draw_clause,
     draw_colour,
@@ -27,6 +28,7 @@ from experiments.data.clauses import (
     draw_touched,
     draw_touching,
     number_of_items,
+    plain_contents,
     pluralised,
 )
 from experiments.data.generated_scenes import TALLEST, Seen, draw_scene
@@ -53,6 +55,13 @@ def counted_boxes(rng: Random, seen: Seen) -> Clause:
     quantity, (words, has) = draw_quantity(rng, BOXES), draw_clause(rng, seen)
     link = rng.choice(("with", "with", "with", "that has", "which has", "having", "that contains"))
     return quantity.there(draw_box(rng, seen), f"{link} {words}"), quantity.holds(has.sum(-1))
+
+
+def box_with_something(rng: Random, seen: Seen) -> Clause:
+    """At least one, with a single property."""
+    of_towers = (block_at_a_level, block_at_a_level, block_on_another) if seen.towers else ()
+    words, has = rng.choice((plain_contents, number_of_items, colours_of_items, *of_towers))(rng, seen)
+    return f"There is a {draw_box(rng, seen)} with {words}", has.any(-1)
 
 
 def some_of_the_boxes(rng: Random, seen: Seen) -> Clause:
@@ -182,8 +191,15 @@ Template = Callable[[Random, Seen], Clause]
 Templates = Mapping[Template, tuple[int, int]]
 """How often each is taken for towers, and for scattered shapes."""
 EASY: Templates = {existing_shapes: (1, 1)}
+SIMPLE: Templates = {
+    existing_shapes: (1, 1),
+    counted_shapes: (3, 3),
+    box_with_something: (5, 5),
+    one_end_of_towers: (2, 0),
+}
 TEMPLATES: Templates = {
-    existing_shapes: (3, 3),
+    existing_shapes: (2, 2),
+    box_with_something: (4, 4),
     counted_shapes: (6, 6),
     counted_boxes: (8, 8),
     some_of_the_boxes: (4, 4),

@@ -13,7 +13,7 @@ from torch import nn
 from experiments.data.in_memory import Columns
 from experiments.data.labelled import in_some_groups
 from experiments.data.nlvr import BOXES, FEATURES, MOST, ORDERS, Scenes, nlvr, rearranged, recoloured, shape_tokens
-from experiments.data.statements import EASY, TEMPLATES, Templates, generate
+from experiments.data.statements import EASY, SIMPLE, TEMPLATES, Templates, generate
 from experiments.experiment import Experiment, Pretraining, Sources, Splits
 from experiments.faults import ExperimentError
 from experiments.models.fusion import PRETRAINED, Multiway, masked, pretrained_fusion
@@ -34,13 +34,14 @@ HELD_OUT = 0.2
 
 PRETRAINING = AdamWRecipe(
     model={"features": FEATURES, "tokens": BOXES * MOST, "classes": 1},
-    epochs=4,
+    epochs=0,  # each stage has its own
     batch=256,
     adamw={"lr": 3e-4, "weight_decay": 0.01},
     schedule=Schedule(warmup=0.1, plateau=0.4),
     gradient_clip=1.0,
 )
-FIRST = replace(PRETRAINING, epochs=2)
+STAGES = ((EASY, 50_000, 2), (SIMPLE, 150_000, 3), (TEMPLATES, 300_000, 5))
+"""Templates, examples and epochs. Statements become harder from one to the next: of all at once little is learned."""
 PLAIN = replace(
     daquar_fusion.PLAIN,
     model=PRETRAINING.model,
@@ -86,7 +87,7 @@ def splits(sources: Sources, _: int) -> Splits:
     return _load(sources)
 
 
-def generated(sources: Sources, count: int, templates: Templates = TEMPLATES) -> Columns:
+def generated(sources: Sources, count: int, templates: Templates) -> Columns:
     """Statements about generated scenes; many share a scene or a sentence."""
     data = generate(count, 0, templates)
     words = tokenize(weights_of(sources, NAME, WANTED), data.texts, LENGTH)
@@ -109,15 +110,20 @@ NLVR_MULTIWAY = Experiment(
     about=(
         "MiniLM's blocks with experts for words and for the shapes of a scene, pretrained with AdamW on 500,000 "
         "generated examples (scenes in NLVR's style, statements from templates, computed truth), fine-tuned on 1,580 "
-        "statements in all orders of boxes and colours; 390 are held out, 990 tested. Votes of annotators are labels."
+        "statements in all orders of boxes and colours; 390 are held out, 990 tested. Votes are soft labels."
     ),
     paper="NLVR2 (BEiT-3-base)",
     stand_in=True,
     splits=splits,
     model=start,
-    pretraining=(
-        Pretraining(functools.partial(generated, templates=EASY), 100_000, from_minilm(Multiway, NAME), FIRST),
-        Pretraining(generated, 400_000, start, PRETRAINING),
+    pretraining=tuple(
+        Pretraining(
+            functools.partial(generated, templates=templates),
+            count,
+            from_minilm(Multiway, NAME) if templates is EASY else start,
+            replace(PRETRAINING, epochs=epochs),
+        )
+        for templates, count, epochs in STAGES
     ),
     recipe=PLAIN,
     prepare=masked,

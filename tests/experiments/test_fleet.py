@@ -104,5 +104,5 @@ def test_pretraining_comes_first(tmp_path, monkeypatch):
     monkeypatch.setattr(fleet.sys, "argv", ["fleet", row.name, str(tmp_path / "run"), *options, *places])
     assert fleet.run(fleet._asked()) == 0
     [found] = Results(tmp_path / "run").rows
-    [made] = [file.parent for file in (tmp_path / "run").glob("*stage2*/fusion.safetensors")]
+    [made] = [file.parent for file in (tmp_path / "run").glob("*stage3*/fusion.safetensors")]
     assert found.config["weights"] == Sources(weights=made).fingerprint

@@ -87,11 +87,11 @@ def test_pretraining_is_done_once_and_every_seed_starts_from_it(tmp_path, monkey
 
 
 def test_pretraining_that_is_stopped_goes_on(tmp_path, monkeypatch):
-    """In the stage that was not finished: the first is not done again."""
+    """In the stage that was not finished: the first ones are not done again."""
     write = pretraining._write
 
     def stopped(made, *rest):
-        if "stage2" in made.name:
+        if "stage3" in made.name:
             raise KeyboardInterrupt
         write(made, *rest)
 
@@ -99,10 +99,10 @@ def test_pretraining_that_is_stopped_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         synthetic_rows.nlvr(tmp_path)
     monkeypatch.undo()
-    kept = next((tmp_path / "pretraining").glob("*stage1*/fusion.safetensors")).stat().st_mtime_ns
+    kept = next((tmp_path / "pretraining").glob("*stage2*/fusion.safetensors")).stat().st_mtime_ns
     _, sources = synthetic_rows.nlvr(tmp_path)
-    assert "stage2" in sources.weights.name
-    assert next((tmp_path / "pretraining").glob("*stage1*/fusion.safetensors")).stat().st_mtime_ns == kept
+    assert "stage3" in sources.weights.name
+    assert next((tmp_path / "pretraining").glob("*stage2*/fusion.safetensors")).stat().st_mtime_ns == kept
 
 
 def test_a_row_is_not_trained_from_what_is_not_pretrained(tmp_path):
@@ -113,7 +113,7 @@ def test_a_row_is_not_trained_from_what_is_not_pretrained(tmp_path):
 
 def test_generated_statements_are_read_as_real_ones_are(tmp_path):
     experiment, sources = synthetic_rows.nlvr(tmp_path)
-    real, made = experiment.splits(sources, 0).train, experiment.pretraining[1].examples(sources, 40)
+    real, made = experiment.splits(sources, 0).train, experiment.pretraining[2].examples(sources, 40)
     rows = torch.tensor([3, 0])
     shapes = [{name: (x.dtype, x.shape) for name, x in each.read(rows).items()} for each in (real, made)]
     assert shapes[0] == shapes[1]

@@ -46,6 +46,10 @@ OF_TOWERS = {
         "There are two towers with a black block at the top": [1, 0, 0],
         "There is a tower with a blue block at the base": [1, 0, 1],
     },
+    "box_with_something": {
+        "There is a tower with a yellow block over a black block": [0, 1, 0],
+        "There is a tower with exactly two blocks": [1, 0, 1],
+    },
     "some_of_the_boxes": {
         "One of the towers has a yellow block at the base": [0, 0, 1],
         "Each tower has a black block at the base": [0, 1, 0],
