@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.nlvr import BOXES, COLOUR, COLOURS, MOST, SHAPES, SIDE, SIZES
+from experiments.data.nlvr import BOXES, COLOUR, COLOURS, MOST, SHAPES, SIDE, SIZES, TOUCHING
 
 TALLEST, SCATTERED = 4, 7
 """Blocks of a tower and shapes in a box at most, as in NLVR."""
@@ -54,7 +54,7 @@ class Seen:
         features = tokens.unflatten(1, (BOXES, MOST)).bool()
         self.towers = towers
         self.there = present.unflatten(1, (BOXES, MOST)).bool()
-        parts = slice(2, 5), slice(5, 8), COLOUR, slice(-4, None)
+        parts = slice(2, 5), slice(5, 8), COLOUR, TOUCHING
         self.size, self.kind, self.colour, self.sides = (features[..., part].unbind(-1) for part in parts)
         self.height = self.there.sum(-1)
         level = torch.arange(MOST)

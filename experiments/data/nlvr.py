@@ -25,8 +25,8 @@ BOXES, MOST = 3, 8
 """Boxes of a scene, and shapes in a box at most."""
 SIZES, SHAPES, COLOURS = (10, 20, 30), ("triangle", "circle", "square"), ("yellow", "black", "#0099ff")
 SIDE = 100
-FEATURES = 2 + len(SIZES) + len(SHAPES) + len(COLOURS) + BOXES + 4
-COLOUR, BOX = slice(8, 11), slice(11, 14)
+FEATURES = 2 + len(SIZES) + len(SHAPES) + len(COLOURS) + BOXES + 4 + 1
+COLOUR, BOX, TOUCHING = slice(8, 11), slice(11, 14), slice(14, 18)
 """Among the features."""
 ORDERS = tuple(itertools.permutations(range(BOXES)))
 COLOUR_WORDS = ("yellow", "black", "blue")
@@ -113,13 +113,14 @@ def _checked(boxes: Any, where: str) -> list[list[dict[str, Any]]]:
 def shape_tokens(scenes: Sequence[list[list[dict[str, Any]]]]) -> tuple[Tensor, Tensor]:
     """Features [N, 24, FEATURES] of the shapes, and where there is one [N, 24].
 
-    Place, size, kind, colour, box, and which sides of the box it touches: what a detector would find in the drawing.
+    Place, size, kind, colour, box, which sides of the box it touches, and whether it is the highest there: what a
+    detector would find in the drawing.
     """
     tokens, present = torch.zeros(len(scenes), BOXES, MOST, FEATURES), torch.zeros(len(scenes), BOXES, MOST)
     for row, boxes in enumerate(scenes):
         for box, shapes in enumerate(boxes):
             if shapes:
-                tokens[row, box, : len(shapes)] = torch.tensor([_features(shape, box) for shape in shapes])
+                tokens[row, box, : len(shapes)] = torch.tensor([_features(shape, box, shapes) for shape in shapes])
                 present[row, box, : len(shapes)] = 1
     return tokens.flatten(1, 2), present.flatten(1, 2)
 
@@ -143,7 +144,7 @@ def recoloured(texts: Sequence[str], colours: Sequence[int]) -> list[str]:
     return [re.sub("|".join(words), lambda found: words[found[0].lower()], text, flags=re.I) for text in texts]
 
 
-def _features(shape: dict[str, Any], box: int) -> list[float]:
+def _features(shape: dict[str, Any], box: int, neighbours: Sequence[dict[str, Any]]) -> list[float]:
     x, y, size = shape["x_loc"], shape["y_loc"], shape["size"]
     chosen = (
         (size, SIZES),
@@ -153,4 +154,5 @@ def _features(shape: dict[str, Any], box: int) -> list[float]:
     )
     kinds = [float(value == each) for value, known in chosen for each in known]
     touching = [x <= 0, y <= 0, x + size >= SIDE, y + size >= SIDE]
-    return [x / SIDE, y / SIDE, *kinds, *map(float, touching)]
+    highest = y == min(each["y_loc"] for each in neighbours)
+    return [x / SIDE, y / SIDE, *kinds, *map(float, touching), float(highest)]
