@@ -40,7 +40,7 @@ PRETRAINING = AdamWRecipe(
     schedule=Schedule(warmup=0.1, plateau=0.4),
     gradient_clip=1.0,
 )
-STAGES = ((EASY, 50_000, 2), (SIMPLE, 150_000, 3), (TEMPLATES, 300_000, 5))
+STAGES = ((EASY, 50_000, 2), (SIMPLE, 150_000, 5), (TEMPLATES, 300_000, 5))
 """Templates, examples and epochs. Statements become harder from one to the next: of all at once little is learned."""
 PLAIN = replace(
     daquar_fusion.PLAIN,
