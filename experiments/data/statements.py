@@ -234,7 +234,8 @@ def generate(count: int, seed: int, templates: Templates = TEMPLATES) -> Generat
     """
     rng, pick = Random(seed), torch.Generator().manual_seed(seed)
     pools, texts, rows = list[tuple[Tensor, Tensor]](), list[str](), list[Tensor]()
-    while sum(map(len, rows)) < count:
+    found = 0
+    while found < count:
         towers = len(pools) % 3 < 2
         pool = shape_tokens([draw_scene(rng, towers) for _ in range(POOL)])
         seen, shares = Seen(*pool, towers), [share[not towers] for share in templates.values()]
@@ -246,7 +247,8 @@ def generate(count: int, seed: int, templates: Templates = TEMPLATES) -> Generat
                 numbers, right = torch.full_like(scenes, len(texts)), torch.arange(2 * each) < each
                 rows.append(torch.stack([scenes + POOL * len(pools), numbers, right], -1))
                 texts.append(written(rng, words))
-            if sum(map(len, rows)) >= count:
+                found += 2 * each
+            if found >= count:
                 break
         pools.append(pool)
     scene, text, truth = torch.cat(rows)[:count].unbind(-1)
