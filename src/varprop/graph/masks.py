@@ -27,24 +27,26 @@ def settle_masks(captured: Captured, tensors: Registries) -> None:
     """
     for node in captured.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
         args = [*node.args, *(None, 0.0, False)[len(node.args) - 3 :]]
-        if args[3] is None or args[5] or "attn_mask" in node.kwargs or "is_causal" in node.kwargs:
+        if args[3] is None or args[5] or {"attn_mask", "dropout_p", "is_causal"} & set(node.kwargs):
             continue
-        mask = _value(captured, tensors, args[3])
-        if mask is None:
-            left = [part for part in _parts(args[3]) if not _is_true(part)]
-            if not left:
-                node.args = (*args[:3], None, *args[4:])
-            elif len(left) == 1 and _hides_the_future(left[0], args[3].meta["val"].shape[-2:]):
-                node.args = (*args[:3], None, args[4], True)
-            elif len(left) == 1:
-                node.args = (*args[:3], left[0], *args[4:])
-            continue
-        hides = ~mask if mask.dtype == torch.bool else mask != 0
-        if not bool(hides.any()):
-            node.args = (*args[:3], None, *args[4:])
-        elif mask.dtype == torch.bool and _is_triangle(mask, args[3].meta["val"].shape[-2:]):
-            node.args = (*args[:3], None, args[4], True)
+        mask, causal = _settled(captured, tensors, args[3])
+        node.args = (*args[:3], mask, args[4], causal)
     drop_dead_code(captured.graph)
+
+
+def _settled(captured: Captured, tensors: Registries, mask: Any) -> tuple[fx.Node | None, bool]:
+    """What is left of a mask, and whether it was one that hides the future."""
+    value, sizes = _value(captured, tensors, mask), mask.meta["val"].shape[-2:]
+    if value is None:
+        left = [part for part in _parts(mask) if not _is_true(part)]
+        if len(left) > 1:
+            return mask, False
+        causal = bool(left) and _hides_the_future(left[0], sizes)
+        return None if causal or not left else left[0], causal
+    if not bool((~value if value.dtype == torch.bool else value != 0).any()):
+        return None, False
+    causal = value.dtype == torch.bool and _is_triangle(value, sizes)
+    return None if causal else mask, causal
 
 
 def _value(captured: Captured, tensors: Registries, mask: fx.Node) -> Tensor | None:

@@ -32,7 +32,7 @@ class Region(nn.Module):
         results = results_of(steps.graph)
         self.dtypes = [node.meta["val"].dtype for node in results]
         self.widths = tuple(len(_parts(node)) for node in results)
-        self.alone = isinstance(steps.graph.output_node().args[0], fx.Node)
+        self.alone = isinstance(steps.graph.output_node().args[0], fx.Node)  # one result, in no tuple
         self._launchers: dict[tuple[str, ...], Launcher | None] = {}
 
     def forward(self, *tensors: Tensor) -> Any:
@@ -132,7 +132,8 @@ def _empty(like: Tensor, dtype: torch.dtype, width: int) -> Tensor:
 
 def _parts(result: fx.Node) -> list[Any]:
     """What lies side by side in it."""
-    return [*result.args[0]] if result.target is aten.cat.default else [result]  # type: ignore[misc]
+    side_by_side: Any = result.args[0] if result.target is aten.cat.default else (result,)
+    return [*side_by_side]
 
 
 def results_of(graph: fx.Graph) -> list[fx.Node]:

@@ -10,6 +10,8 @@ import torch
 
 aten = torch.ops.aten
 
+_ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU by tanh
+
 
 def _clamp(x: str, low: Any = None, high: Any = None) -> str:
     x = x if low is None else f"tl.maximum({x}, {low})"
@@ -58,9 +60,6 @@ def _normal_cdf(x: str) -> str:
 def _tanh_cdf(x: str) -> str:
     """(1 + tanh(u)) / 2 = σ(2u)."""
     return f"tl.sigmoid(2.0 * {_ROOT} * ({x} + {_CUBE} * {x} * {x} * {x}))"
-
-
-_ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 def _infix(sign: str) -> Callable[..., str]:
