@@ -37,7 +37,7 @@ PLAIN = Recipe(
 CANDIDATES = {
     "plain": PLAIN,
     "slow": replace(PLAIN, ivon={**PLAIN.ivon, "lr": 5.0}),
-    "wide": replace(PLAIN, ivon={**PLAIN.ivon, "ess": 1e6}),
+    "wide": replace(PLAIN, ivon={**PLAIN.ivon, "lr": 5.0, "ess": 1e6}),
 }
 
 

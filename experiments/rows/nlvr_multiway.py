@@ -53,7 +53,7 @@ PLAIN = replace(
 CANDIDATES = {
     "plain": PLAIN,
     "slow": replace(PLAIN, ivon={**PLAIN.ivon, "lr": 2.0}),
-    "wide": replace(PLAIN, ivon={**PLAIN.ivon, "ess": 1e6}),
+    "slower": replace(PLAIN, ivon={**PLAIN.ivon, "lr": 0.5}),
 }
 
 
