@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import varprop as vp
-from tests.kernels.test_tiles import CHECKS, GPU
+from tests.kernels.test_tiles import CHECKS, GPU, norm_inputs
 from varprop.graph import lift
-from varprop.kernels import eight_bits
+from varprop.kernels import eight_bits, rows
 from varprop.rules import linear
 
 
@@ -73,6 +73,70 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch):
     written = vp.propagate(model, posterior)(x)
     assert torch.equal(result.mean, written.mean)
     torch.testing.assert_close(result.var, written.var, rtol=3e-2, atol=0)
+
+
+def behind_a_norm(size, outputs, kept, device="cpu", dtype=torch.float64):
+    """The arguments of a norm and of the layer behind it."""
+    tensors = [x.to(dtype) for x in norm_inputs(size, device)]
+    _, _, second, noise, added = layer(size, outputs, device=device)
+    return (*tensors, 1e-5, True, True, None, None, *eight_bits.pack(second, noise), added.to(dtype), kept)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_norm_with_a_layer_is_registered_in_full(kept):
+    *arguments, weights, rows_of, columns, added, _ = behind_a_norm(6, 4, kept)
+    given = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments]
+    arguments = (*given, weights, rows_of.double(), columns.double(), added.requires_grad_(), kept)
+    assert torch.autograd.gradcheck(torch.ops.varprop.norm, arguments, fast_mode=True)
+    torch.library.opcheck(torch.ops.varprop.norm.default, arguments, test_utils=CHECKS[1:])
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_norm_writes_what_the_layer_behind_it_takes(monkeypatch, after):
+    """Its own variance too, if it is added to what comes out, as after a block of a transformer."""
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = torch.nn.Linear(40, 512), torch.nn.LayerNorm(512)
+            self.second, self.third = torch.nn.Linear(512, 512), torch.nn.Linear(512, 16)
+
+        def forward(self, x):
+            y = self.norm(self.first(x))
+            z = self.second(y).relu()
+            return self.third(z + y if after else z)
+
+    found = {}
+    torch.manual_seed(0)
+    model, x = Block().bfloat16().eval(), torch.randn(9, 40, dtype=torch.bfloat16)
+    posterior = vp.Posterior.isotropic(model, std=0.05)
+    for module in (lift, eight_bits):
+        monkeypatch.setattr(module, "runs_on", lambda _: True)
+    for answer in (False, True):
+        monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _, answer=answer: answer)
+        monkeypatch.setattr(eight_bits, "_launch", eight_bits.reference)
+        net = vp.propagate(model, posterior)
+        found[answer] = net(x)
+    norm = next(node for node in net.plan((x,), {})[0].module.graph.nodes if node.target is rows.normalize)
+    assert norm.args[12] is not None
+    assert norm.args[-1] is after
+    torch.testing.assert_close(found[True].mean, found[False].mean, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found[True].var, found[False].var, rtol=3e-2, atol=0)
+
+
+@GPU
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("size", [768, 528, 3072])
+def test_a_norm_with_a_layer_on_a_gpu(size, kept):
+    if not eight_bits.has_eight_bits(torch.device("cuda", 0)):
+        pytest.skip("multiplies no 8-bit numbers")
+    arguments = behind_a_norm(size, 64, kept, "cuda", torch.bfloat16)
+    alone = rows._launch(*arguments[:12], None, None, None, None, True)
+    results = rows._launch(*arguments)
+    assert torch.equal(results.mean, alone.mean)
+    assert torch.equal(results.var, alone.var if kept else alone.var[:0, 0, 0])
+    apart = eight_bits._launch(alone.mean, alone.var, *arguments[12:16])
+    assert torch.equal(results.spread, apart)
 
 
 @GPU

@@ -85,7 +85,7 @@ class Placement:
             return found and ("call_function", attend, found)
         if rule in EXPECTED and scale is not None:
             found = _norm(node, rule.ops[0], args, kwargs, scale)
-            return found and ("call_function", normalize, (*found, EXPECTED[rule], None, None))
+            return found and ("call_function", normalize, (*found, EXPECTED[rule], *[None] * 6, True))
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code, outline_of
 from varprop.kernels.activations import activate
+from varprop.kernels.eight_bits import spread
 from varprop.kernels.rows import normalize
 from varprop.kernels.tokens import CALLS, contracted, normalized
 
@@ -20,6 +22,7 @@ SUMS: dict[Any, int] = {activate: 5, normalized: 9}
 ADDS = {normalize: {0: 10, 1: 11}, normalized: {0: 12}}
 """Norms: where among their arguments a sum may be, and where its second term goes. Sums are their last results."""
 LOG_ALPHA, MORE_NUMBERS = 13, 14  # of a norm of factored variances
+WEIGHTS, SPREAD = 12, 4  # of a norm: where the weights of a layer behind it go, and its result
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 RESHAPING = {aten.movedim.int, aten.select.int, aten.expand.default, aten.permute.default}
 EXPANDING = {aten.expand.default, aten.expand_as.default}
@@ -50,25 +53,53 @@ def tidy(graph: fx.Graph) -> None:
             _add_at_once(node)
             _scale_at_once(node)
             _join_at_once(node)
+    for node in graph.find_nodes(op="call_function", target=spread):
+        _spread_at_once(node)
     drop_dead_code(graph)
 
 
 def _sum_up_at_once(sums: fx.Node) -> None:
     """What a layer wants of the moments of an activation or a norm is summed up where they are computed."""
     mean, var, *rest = sums.args
-    call: Any = mean.args[0] if isinstance(mean, fx.Node) and mean.target is operator.getitem else None
-    if not isinstance(call, fx.Node) or call.target not in SUMS or not isinstance(var, fx.Node):
+    call = _source(mean, var, SUMS)
+    if call is None or not _are_constant(rest) or len(var.users) > 1:  # type: ignore[union-attr]
         return
-    constants = [x for x in rest if isinstance(x, fx.Node)]
-    if var.args != (call, 1) or len(var.users) > 1 or any(x.op != "get_attr" for x in constants):
-        return
-    graph = sums.graph
-    with graph.inserting_before(call):
-        given = [graph.get_attr(x.target) if isinstance(x, fx.Node) else x for x in rest]  # type: ignore[arg-type]
     place = SUMS[call.target]
-    call.args = (*call.args[:place], *given, *call.args[place + len(given) :])
-    sums.replace_all_uses_with(var)
-    graph.erase_node(sums)
+    call.args = (*call.args[:place], *_brought(rest, call), *call.args[place + len(rest) :])
+    sums.replace_all_uses_with(var)  # type: ignore[arg-type]
+    sums.graph.erase_node(sums)
+
+
+def _spread_at_once(layer: fx.Node) -> None:
+    """A norm writes at once what the variance of a layer behind it is made of, and its own where that is read too."""
+    mean, var, *packed = layer.args
+    norm = _source(mean, var, (normalize,))
+    if norm is None or not _are_constant(packed) or norm.args[WEIGHTS] is not None:
+        return
+    graph = layer.graph
+    with graph.inserting_after(norm):
+        behind = graph.call_function(operator.getitem, (norm, SPREAD))
+    behind.meta = dict(layer.meta)
+    layer.replace_all_uses_with(behind)
+    graph.erase_node(layer)
+    norm.args = (*norm.args[:WEIGHTS], *_brought(packed, norm), bool(var.users))  # type: ignore[union-attr]
+
+
+def _source(mean: Any, var: Any, targets: Container[Any]) -> fx.Node | None:
+    """The step of one of these kinds that gives both."""
+    call: Any = mean.args[0] if isinstance(mean, fx.Node) and mean.target is operator.getitem else None
+    pair = isinstance(call, fx.Node) and call.target in targets and isinstance(var, fx.Node)
+    return call if pair and mean.args[1] == 0 and var.args == (call, 1) else None
+
+
+def _are_constant(values: Sequence[Any]) -> bool:
+    return all(x.op == "get_attr" for x in values if isinstance(x, fx.Node))
+
+
+def _brought(constants: Sequence[Any], call: fx.Node) -> list[Any]:
+    """To where ``call`` can take them."""
+    with call.graph.inserting_before(call):
+        return [call.graph.get_attr(x.target) if isinstance(x, fx.Node) else x for x in constants]  # type: ignore[arg-type]
 
 
 def _add_at_once(norm: fx.Node) -> None:

@@ -8,14 +8,13 @@ products of the rule are one, [Σx, μx²] [E[W²], Σ_W]ᵀ, at twice the speed
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from varprop.kernels.launch import at_least_16, attempt, on, runs_on
+from varprop.kernels.launch import LONGEST_ROW, at_least_16, attempt, on, runs_on
 from varprop.kernels.recompute import registered
-from varprop.kernels.rows import LONGEST_ROW
 from varprop.rules import linear
 
 EIGHT = torch.float8_e4m3fn
@@ -34,6 +33,10 @@ def has_eight_bits(device: torch.device) -> bool:
         and torch.version.hip is None
         and torch.cuda.get_device_capability(device) >= OLDEST
     )
+
+
+def suits(mean: Tensor) -> bool:
+    return bool(mean.numel()) and mean.dtype == torch.bfloat16 and has_eight_bits(mean.device)
 
 
 def pack(second: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,8 +60,7 @@ def reference(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns:
 
 
 def _compute(*arguments: Any) -> Tensor:
-    mean = arguments[0]
-    fits = mean.numel() and mean.dtype == torch.bfloat16 and has_eight_bits(mean.device)
+    fits = suits(arguments[0])
     result = attempt("a product of 8-bit numbers", lambda: _launch(*arguments)) if fits else None
     return reference(*arguments) if result is None else result
 
@@ -70,23 +72,40 @@ def _outline(mean: Tensor, var: Tensor, weights: Tensor, *_: Any) -> Tensor:
 spread = registered("spread", reference, _compute, _outline)
 
 
+class Numbers(NamedTuple):
+    """[Σ, μ²] ⊙ columns of each token, of 8 bits, and what they are to be multiplied by."""
+
+    both: Tensor
+    scales: Tensor
+
+    @classmethod
+    def empty(cls, mean: Tensor) -> Numbers:
+        tokens, size = mean.numel() // mean.shape[-1], mean.shape[-1]
+        both = torch.empty(tokens, 2 * size, dtype=EIGHT, device=mean.device)
+        return cls(both, torch.empty(tokens, 1, dtype=torch.float32, device=mean.device))
+
+
 def _launch(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
     from varprop.kernels.tiles import quantize_kernel
 
-    size = mean.shape[-1]
-    tokens, block = mean.numel() // size, at_least_16(size)
-    both = torch.empty(tokens, 2 * size, dtype=EIGHT, device=mean.device)
-    scales = torch.empty(tokens, 1, dtype=torch.float32, device=mean.device)
+    numbers, size = Numbers.empty(mean), mean.shape[-1]
+    tokens, block = len(numbers.scales), at_least_16(size)
     with on(mean.device):
         rows_at_once = max(1, min(4, 4 * ENTRIES // block))
         quantize_kernel[(-(-tokens // rows_at_once),)](
-            mean.contiguous(), var.contiguous(), columns, both, scales, tokens, size,
+            mean.contiguous(), var.contiguous(), columns, *numbers, tokens, size,
             LARGEST=LARGEST, ROWS=rows_at_once, BLOCK=block, num_warps=min(16, rows_at_once * block // ENTRIES),
         )  # fmt: skip
+    return multiply(numbers, weights, rows, bias, mean)
+
+
+def multiply(numbers: Numbers, weights: Tensor, rows: Tensor, bias: Tensor | None, mean: Tensor) -> Tensor:
+    """By packed weights; as many tokens as ``mean`` has, and of its dtype."""
     # Fast accumulation cuts off bits, always downwards in a sum of positive numbers: 16 % after 12 blocks.
     product = torch._scaled_mm(
-        both, weights.t(), scale_a=scales, scale_b=rows.t(), bias=bias, out_dtype=mean.dtype, use_fast_accum=False
-    )
+        numbers.both, weights.t(), scale_a=numbers.scales, scale_b=rows.t(),
+        bias=bias, out_dtype=mean.dtype, use_fast_accum=False,
+    )  # fmt: skip
     return product.view(*mean.shape[:-1], -1)
 
 

@@ -18,6 +18,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACCELERATORS = ("cuda", "xpu")
 CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}  # by dimensions
 FEW = 2048  # rows: fewer than a GPU takes at once
+LONGEST_ROW = 1 << 14  # that a program holds
 OLDEST = (7, 5)  # CUDA's compute capability that Triton still compiles for
 
 logger = logging.getLogger("varprop")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from varprop.kernels.launch import FEW, at_least_16, attempt, on, usable
+from varprop.kernels import eight_bits
+from varprop.kernels.launch import FEW, LONGEST_ROW, at_least_16, attempt, on, usable
 from varprop.kernels.recompute import registered
 from varprop.moments import Moments
 from varprop.rules import functions, streamlining
 from varprop.rules.normalization import NORMALIZATION, scale_and_shift
 
-LONGEST_ROW = 1 << 14
+
+class Results(NamedTuple):
+    """Of a norm; what is not asked for is empty."""
+
+    mean: Tensor
+    var: Tensor
+    total_mean: Tensor
+    total_var: Tensor
+    spread: Tensor
 
 
 def reference(
@@ -28,10 +37,16 @@ def reference(
     expected: bool,
     more_mean: Tensor | None,
     more_var: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weights: Tensor | None,
+    rows: Tensor | None,
+    columns: Tensor | None,
+    added: Tensor | None,
+    kept: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """LayerNorm (``centred``) or RMSNorm of x ~ N(mean, α var); if there is more, of the sum, which is returned too.
 
-    The rules themselves; ``expected``: the statistic is E[x²], else that of the mean.
+    The rules themselves; ``expected``: the statistic is E[x²], else that of the mean. With packed weights of a layer,
+    the variance behind the layer comes last, and that of the norm itself if it is to be kept.
     """
     totals = mean.new_empty(0), var.new_empty(0)
     if more_mean is not None and more_var is not None:
@@ -41,48 +56,61 @@ def reference(
     gamma, beta = (
         None if m is None else m if v is None else Moments(m, v) for m, v in ((weight, weight_var), (bias, bias_var))
     )
-    return *scale_and_shift(rule(Moments(mean, var * log_alpha.exp()), (-1,), eps), gamma, beta), *totals
+    y = scale_and_shift(rule(Moments(mean, var * log_alpha.exp()), (-1,), eps), gamma, beta)
+    if weights is None or rows is None or columns is None:
+        return Results(y.mean, y.var, *totals, mean.new_empty(0))
+    behind = eight_bits.reference(y.mean, y.var, weights, rows, columns, added)
+    return Results(y.mean, y.var if kept else y.var.new_empty(0), *totals, behind)
 
 
-def _compute(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute(*arguments: Any) -> Results:
     mean, var = arguments[:2]
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
-    fits = usable(*tensors) and mean.shape == var.shape and 0 < mean.shape[-1] <= LONGEST_ROW and mean.numel()
+    *given, weights, _, _, _, _ = arguments
+    fits = usable(*(x for x in given if isinstance(x, Tensor))) and (weights is None or eight_bits.suits(mean))
+    fits = fits and mean.shape == var.shape and 0 < mean.shape[-1] <= LONGEST_ROW and bool(mean.numel())
     if fits and (results := attempt("norm", lambda: _launch(*arguments))):
         return results
-    return tuple(x.contiguous() for x in reference(*arguments))  # type: ignore[return-value]
+    return Results(*(x.contiguous() for x in reference(*arguments)))
 
 
-def _outline(mean: Tensor, var: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _results(mean, var, rest[-1] is not None)
-
-
-def _results(mean: Tensor, var: Tensor, more: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    size = mean.shape if more else (0,)
-    return mean.new_empty(mean.shape), var.new_empty(mean.shape), mean.new_empty(size), var.new_empty(size)
+def _outline(mean: Tensor, var: Tensor, *rest: Any) -> Results:
+    *_, more, weights, _, _, _, kept = rest
+    size = mean.shape if more is not None else (0,)
+    return Results(
+        mean.new_empty(mean.shape),
+        var.new_empty(mean.shape if kept else (0,)),
+        mean.new_empty(size),
+        var.new_empty(size),
+        mean.new_empty((0,) if weights is None else (*mean.shape[:-1], weights.shape[0])),
+    )
 
 
 normalize = registered("norm", reference, _compute, _outline)
 
 
-def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> Results:
     from varprop.kernels.tiles import norm_kernel
 
-    weight, weight_var, bias, bias_var, eps, centred, expected, *more = rest
+    weight, weight_var, bias, bias_var, eps, centred, expected, *more, weights, rows, columns, added, kept = rest
     size = mean.shape[-1]
-    results = _results(mean, var, more[-1] is not None)
+    results = _outline(mean, var, *rest[:-5], None, *rest[-4:])
+    numbers = eight_bits.Numbers(mean, mean) if weights is None else eight_bits.Numbers.empty(mean)
     mean = mean.contiguous()
-    added = [mean if x is None else x.contiguous() for x in more]
+    terms = [mean if x is None else x.contiguous() for x in more]
     vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
     tokens, block = mean.numel() // size, at_least_16(size)
-    rows, warps = tile_for(tokens, block)
+    at_once, warps = tile_for(tokens, block)
     with on(mean.device):
-        norm_kernel[(-(-tokens // rows),)](
-            mean, var.contiguous(), *added, log_alpha, *vectors, *results, tokens, size, eps,
+        norm_kernel[(-(-tokens // at_once),)](
+            mean, var.contiguous(), *terms, log_alpha, *vectors, *results[:4],
+            mean if columns is None else columns, *numbers, tokens, size, eps,
+            KEPT=kept, EIGHT=weights is not None, LARGEST=eight_bits.LARGEST,
             MORE=int(more[-1] is not None), WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var),
-            CENTRED=centred, EXPECTED=expected, ROWS=rows, BLOCK=block, num_warps=warps,
+            CENTRED=centred, EXPECTED=expected, ROWS=at_once, BLOCK=block, num_warps=warps,
         )  # fmt: skip
-    return results
+    if weights is None:
+        return results
+    return results._replace(spread=eight_bits.multiply(numbers, weights, rows, added, mean))
 
 
 def tile_for(tokens: int, block: int) -> tuple[int, int]:

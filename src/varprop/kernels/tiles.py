@@ -98,11 +98,15 @@ def extend(x, more, added, total, inside):
 @triton.jit
 def norm_kernel(
     mean, var, more_mean, more_var, log_alpha, weight, weight_var, bias, bias_var,
-    out_mean, out_var, total_mean, total_var, rows, size, eps,
+    out_mean, out_var, total_mean, total_var, columns, both, scales, rows, size, eps,
+    KEPT: tl.constexpr, EIGHT: tl.constexpr, LARGEST: tl.constexpr,
     MORE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, EXPECTED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some rows. ``WEIGHT`` and ``BIAS``: 0 if there is none, 1 if it is certain, 2 if it is random."""
+    """Some rows. ``WEIGHT`` and ``BIAS``: 0 if there is none, 1 if it is certain, 2 if it is random.
+
+    The variance is written if it is ``KEPT``, and its 8 bits if they are asked for.
+    """
     column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     kept = column < size
@@ -135,8 +139,25 @@ def norm_kernel(
         y += tl.load(bias + column, mask=kept, other=0.0).to(tl.float32)
         if BIAS == 2:
             w += tl.load(bias_var + column, mask=kept, other=0.0).to(tl.float32)
-    tl.store(out_mean + at, y.to(out_mean.dtype.element_ty), mask=inside)
-    tl.store(out_var + at, w.to(out_var.dtype.element_ty), mask=inside)
+    mean_of_y, var_of_y = y.to(out_mean.dtype.element_ty), w.to(out_var.dtype.element_ty)
+    tl.store(out_mean + at, mean_of_y, mask=inside)
+    if KEPT:
+        tl.store(out_var + at, var_of_y, mask=inside)
+    if EIGHT:
+        quantize(mean_of_y, var_of_y, columns, both, scales, row, column, rows, size, LARGEST)
+
+
+@triton.jit
+def quantize(mean, var, columns, both, scales, row, column, rows, size, LARGEST: tl.constexpr):
+    """[Σ, μ²] ⊙ columns, as 8-bit numbers times a scale for each row."""
+    kept, x = column < size, mean.to(tl.float32)
+    v = var.to(tl.float32) * tl.load(columns + column, mask=kept, other=0.0)
+    w = x * x * tl.load(columns + size + column, mask=kept, other=0.0)
+    scale = tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None] / LARGEST, 1e-30)
+    tl.store(scales + row, scale, mask=row < rows)
+    small, at, inside = 1.0 / scale, both + row * 2 * size + column, (row < rows) & kept
+    tl.store(at, (v * small).to(both.dtype.element_ty), mask=inside)
+    tl.store(at + size, (w * small).to(both.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -250,19 +271,11 @@ def token_norm_kernel(
 
 @triton.jit
 def quantize_kernel(
-    mean, var, columns, out, scales, rows, size, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    mean, var, columns, both, scales, rows, size, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of [Σ, μ²] ⊙ columns, as 8-bit numbers times a scale for each."""
+    """``quantize``, of some rows."""
     column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    kept = column < size
-    inside, at = (row < rows) & kept, row * size + column
-    x = tl.load(mean + at, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(var + at, mask=inside, other=0.0).to(tl.float32)
-    v = v * tl.load(columns + column, mask=kept, other=0.0)
-    w = x * x * tl.load(columns + size + column, mask=kept, other=0.0)
-    scale = tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None] / LARGEST, 1e-30)
-    tl.store(scales + row, scale, mask=row < rows)
-    small = 1.0 / scale
-    tl.store(out + at + row * size, (v * small).to(out.dtype.element_ty), mask=inside)
-    tl.store(out + at + (row + 1) * size, (w * small).to(out.dtype.element_ty), mask=inside)
+    inside, at = (row < rows) & (column < size), row * size + column
+    x, v = tl.load(mean + at, mask=inside, other=0.0), tl.load(var + at, mask=inside, other=0.0)
+    quantize(x, v, columns, both, scales, row, column, rows, size, LARGEST)

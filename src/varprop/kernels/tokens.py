@@ -11,9 +11,9 @@ from torch import Tensor
 
 from varprop.kernels.eight_bits import spread, spread_form
 from varprop.kernels.flash import arguments_of, attend
-from varprop.kernels.launch import at_least_16, attempt, on, tile, usable
+from varprop.kernels.launch import LONGEST_ROW, at_least_16, attempt, on, tile, usable
 from varprop.kernels.recompute import registered
-from varprop.kernels.rows import LONGEST_ROW, tile_for
+from varprop.kernels.rows import tile_for
 from varprop.moments import Factored, Moments, is_random, mean_of
 from varprop.rules import attention, products
 from varprop.rules.factor import LEAST
