@@ -45,6 +45,16 @@ def test_packed_weights_give_the_variance(spike):
     close(eight_bits.reference(mean, var, *eight_bits.pack(second, noise), bias), exact)
 
 
+@pytest.mark.parametrize("value", [1.03, 0.97, 17.0])
+def test_weights_that_are_alike_are_not_all_off_to_the_same_side(value):
+    """As those of an isotropic posterior; a step of 8 bits is 6 to 12 %."""
+    noise = torch.ones(64, 512)
+    noise[::2] = value
+    weights, rows_of, columns = eight_bits.pack(noise, noise)
+    found = (weights.double() * rows_of * columns)[:, 512:].mean(1)
+    torch.testing.assert_close(found, noise[:, 0].double(), rtol=1.5e-3, atol=0)
+
+
 def test_weights_of_zero_stay_zero():
     mean, var, second, noise, _ = layer(32, 16)
     second[:, 3] = noise[:, 3] = second[5] = noise[5] = 0

@@ -156,8 +156,17 @@ def quantize(mean, var, columns, both, scales, row, column, rows, size, LARGEST:
     scale = tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None] / LARGEST, 1e-30)
     tl.store(scales + row, scale, mask=row < rows)
     small, at, inside = 1.0 / scale, both + row * 2 * size + column, (row < rows) & kept
-    tl.store(at, (v * small).to(both.dtype.element_ty), mask=inside)
-    tl.store(at + size, (w * small).to(both.dtype.element_ty), mask=inside)
+    tl.store(at, dither(v * small, column).to(both.dtype.element_ty), mask=inside)
+    tl.store(at + size, dither(w * small, column + size).to(both.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def dither(x, column):
+    """x and up to half a step more or less: three digits follow its first, but for x < 2⁻⁶ (golden ratio · 2²⁰)."""
+    part = ((column * 648055) & 0xFFFFF) - 0x80000
+    normal = tl.maximum(x, 0.015625)
+    moved = (normal.to(tl.int32, bitcast=True) + part).to(tl.float32, bitcast=True)
+    return tl.maximum(x + (moved - normal), 0.0)
 
 
 @triton.jit
