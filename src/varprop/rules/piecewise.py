@@ -13,7 +13,7 @@ from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.normal import at_least, distance, floored, pdf, ramp, rectified, tail
+from varprop.rules.normal import at_least, distance, floored, is_coarse, pdf, promote, ramp, rectified, restore, tail
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
@@ -21,11 +21,13 @@ FAR = 1e9
 
 
 @rule(aten.relu.default, approximation=None, scaled=True)
-@at_least(torch.float32)
 def relu(x: Moments) -> Moments:
-    """max(x, 0). With a = μ/√v, s(a) = φ(a) + aΦ(a): mean = √v s(a), var = v [Φ(a) − s(a)s(−a)]."""
-    y = rectified(x)
-    return Moments(y.mean, y.var.clamp(min=0))
+    """max(x, 0). With a = μ/√v, s(a) = φ(a) + aΦ(a): mean = √v s(a), var = v [Φ(a) − s(a)s(−a)].
+
+    In 16 bits, which round to 4e-3, by polynomials of few terms: within 1.4e-3, where μ ≥ −5√v (2 % at −9√v).
+    """
+    y = rectified(promote(x, torch.float32), coarse=is_coarse(x.mean.dtype))
+    return restore(Moments(y.mean, y.var.clamp(min=0)), like=x)
 
 
 def _rectify(x: Moments, slope: Any, slope_var: Any = None) -> Moments:
