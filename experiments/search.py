@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from experiments.data.labelled import majority
 from experiments.experiment import NOWHERE, Experiment, Sources
 from experiments.faults import ExperimentError
 from experiments.loading import PreparedBatches
@@ -48,21 +51,42 @@ def search(
 ) -> list[Trial]:
     """All candidates with all seeds, together on the device; written to ``<experiment>-search.json`` in the folder.
 
-    A pipeline in the same folder finds what was trained here.
+    A pipeline in the same folder finds what was trained here. Warns if the best has learned next to nothing.
     """
     pairs = [(name, seed) for seed in seeds for name in experiment.candidates]
     posteriors = _posteriors(experiment, pairs, folder, device, sources, progress=progress)
-    trials = []
+    trials, guesses = [], []
     for (name, seed), (model, posterior) in zip(pairs, posteriors, strict=True):
         held_out = PreparedBatches(experiment.splits(sources, seed).held_out, experiment.prepare, 500, device)
+        guesses.append(majority(held_out.examples.labels))
         mean = evaluate(MeanNetwork(model, posterior, link=experiment.link), held_out, progress=False)
         sampler = MonteCarlo(model, posterior, SAMPLES, link=experiment.link, seed=seed)
         sampled = evaluate(sampler, held_out, progress=False)
         trials.append(Trial(name, seed, dict(mean.metrics), dict(sampled.metrics)))
     recipes = {name: asdict(recipe) for name, recipe in experiment.candidates.items()}
-    found = {"revision": revision(), "recipes": recipes, "trials": [asdict(trial) for trial in trials]}
+    guess = statistics.fmean(guesses)
+    found = {
+        "revision": revision(),
+        "recipes": recipes,
+        "majority": guess,
+        "trials": [asdict(trial) for trial in trials],
+    }
     (folder / f"{experiment.name}-search.json").write_text(json.dumps(found, indent=1))
+    _warn_of_guessing(experiment, trials, guess, len(held_out.examples))
     return trials
+
+
+def _warn_of_guessing(experiment: Experiment, trials: Sequence[Trial], guess: float, count: int) -> None:
+    """One answer for all examples can have the least AURC, where other candidates are wrong more often."""
+    name = _chosen(experiment, trials)
+    accuracy = statistics.fmean(trial.mean["accuracy"] for trial in trials if trial.candidate == name)
+    if accuracy < guess + math.sqrt(guess * (1 - guess) / count):  # a standard error
+        warnings.warn(
+            f"{experiment.name}: the best candidate, {name!r}, is right on {accuracy:.1%} of the held-out examples; the most "
+            f"common answer, given to all of them, is right on {guess:.1%}. Next to nothing was learned, and no method can "
+            "be judged by it: try other recipes",
+            stacklevel=3,
+        )
 
 
 def _posteriors(
@@ -101,9 +125,12 @@ def _posteriors(
 def best(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with the candidate whose samples had the least AURC in a search that was written there."""
     found = json.loads((folder / f"{experiment.name}-search.json").read_text())
-    trials = [Trial(**trial) for trial in found["trials"]]
+    return replace(experiment, recipe=experiment.candidates[_chosen(experiment, [Trial(**t) for t in found["trials"]])])
+
+
+def _chosen(experiment: Experiment, trials: Sequence[Trial]) -> str:
     risks = {name: _averages([t for t in trials if t.candidate == name])[-1] for name in experiment.candidates}
-    return replace(experiment, recipe=experiment.candidates[min(risks, key=risks.__getitem__)])
+    return min(risks, key=risks.__getitem__)
 
 
 def trial_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:

@@ -51,6 +51,11 @@ def binary_cross_entropy(logits: Tensor, scores: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, scores, reduction="none").sum(-1)
 
 
+def compiled(losses: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+    """For every shape anew: a second training in a process would get symbolic ones, and vmap fails (torch 2.11)."""
+    return torch.compile(losses, dynamic=False, **options)
+
+
 @dataclass(frozen=True)
 class Lane:
     """One network in training."""
@@ -151,7 +156,7 @@ class _Run:
         self.batch = min(lanes[0].recipe.batch, len(examples))
         self.steps = len(examples) // self.batch  # in an epoch; the rest has its turn in another
         self.changed = any(lane.recipe.augment != UNCHANGED for lane in lanes)
-        losses = torch.compile(self._losses) if self.device.type == "cuda" else self._losses
+        losses = compiled(self._losses) if self.device.type == "cuda" else self._losses
         self.gradients = Gradients(losses, self.rows)
         found = [progress.load(lane.checkpoint, lane.key) for lane in lanes]
         known = [each for each in found if each is not None]

@@ -54,6 +54,15 @@ def take_labels(labels: Labels, rows: Tensor | slice) -> Labels:
     return labels.take(rows) if isinstance(labels, Scores) else labels[rows]
 
 
+def majority(labels: Labels) -> float:
+    """How right the answer is that is right most often, given to every example."""
+    scores = labels[:]
+    if not scores.is_floating_point():
+        return scores.bincount().max().item() / len(scores)
+    shares = scores.double().mean(0)
+    return max(*shares.tolist(), 1 - shares[0].item()) if len(shares) == 1 else shares.max().item()
+
+
 class Labelled(Protocol):
     """Labels in memory, and inputs that may lie in memory or on disk."""
 

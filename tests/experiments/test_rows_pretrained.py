@@ -114,6 +114,7 @@ def test_the_posterior_of_the_sample_is_that_of_the_chosen_candidate(tmp_path):
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")
 def test_candidates_are_judged_on_held_out_images(tmp_path, monkeypatch):
     experiment, sources = synthetic_rows.imagenet_sample(tmp_path)
     judged, judge = [], search.evaluate

@@ -19,7 +19,7 @@ from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate
 from varprop.prediction.monte_carlo import MonteCarlo
 
-pytestmark = pytest.mark.second
+pytestmark = [pytest.mark.second, pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")]
 CANDIDATES = {"plain": RECIPE, "flat, then down": replace(RECIPE, schedule=Schedule(plateau=0.5))}
 
 
@@ -62,6 +62,16 @@ def test_what_a_search_has_trained_need_not_be_trained_again(tmp_path, chosen_fr
     for recipe in CANDIDATES.values():
         chosen = replace(chosen_from, recipe=recipe)
         Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None).train([0])
+
+
+def test_a_candidate_that_learned_nothing_is_named(tmp_path, recwarn):
+    """Beside the accuracy of the most common answer; nothing is said of one that learned something."""
+    taught = replace(RECIPE, epochs=30, ivon={**RECIPE.ivon, "lr": 2.0})
+    search(experiment(candidates={"taught": taught}), [0], tmp_path, "cpu", progress=False)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"squares: .*'plain', is right on 3\d\.\d% .* is right on 39\.\d%"):
+        search(experiment(candidates={"plain": RECIPE}), [0], tmp_path, "cpu", progress=False)
+    assert json.loads((tmp_path / "squares-search.json").read_text())["majority"] == pytest.approx(71 / 180)
 
 
 def test_candidates_of_another_length_cannot_be_together(tmp_path):

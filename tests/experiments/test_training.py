@@ -1,6 +1,7 @@
 """Training: a kill changes nothing, neighbours change nothing, and rate and order are what the recipe says."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -301,6 +302,19 @@ def test_inputs_by_name(tmp_path):
     assert set(found[0]) == {"head.weight", "head.bias"}
     torch.testing.assert_close(found[1]["head.weight"].mean, alone[0]["head.weight"].mean)
     assert not torch.equal(found[0]["head.weight"].mean, found[1]["head.weight"].mean)
+
+
+def test_a_second_training_in_a_process_is_compiled_too():
+    """Of another batch and number of networks, after which the compiler would take sizes as symbols."""
+    torch.compiler.reset()
+    for count, batch in ((1, 6), (3, 4)):
+        lanes = [Lane(replace(RECIPE, batch=batch), seed, Path("nowhere")) for seed in range(count)]
+        models = [vit(RECIPE, NOWHERE, lane.seed) for lane in lanes]
+        run = training._Run(lanes, models, DATA, centred, training.loss_of(training.SOFTMAX), "cpu")
+        rows = torch.arange(count * batch)
+        inputs = DATA.read(rows), {}, DATA.labels[rows]
+        found = training.compiled(run._losses, backend="eager")(*inputs)
+        torch.testing.assert_close(found, run._losses(*inputs))
 
 
 @pytest.mark.parametrize(
