@@ -83,8 +83,8 @@ def _warn_of_guessing(experiment: Experiment, trials: Sequence[Trial], guess: fl
     if accuracy < guess + math.sqrt(guess * (1 - guess) / count):  # a standard error
         warnings.warn(
             f"{experiment.name}: the best candidate, {name!r}, is right on {accuracy:.1%} of the held-out examples; "
-            f"the most common answer, given to all of them, is right on {guess:.1%}. Next to nothing was learned, and no "
-            "method can be judged by it: try other recipes",
+            f"the most common answer, given to all of them, is right on {guess:.1%}. Next to nothing was learned, and "
+            "no method can be judged by it: try other recipes",
             stacklevel=3,
         )
 
