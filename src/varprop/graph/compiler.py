@@ -94,8 +94,14 @@ def compile_call(
     captured = export(model, tensors, output, call, sizes, rules, seen)  # a functional graph of ATen ops
     settle_masks(captured, tensors)  # masks that mask nothing are left out
     regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
+    return plan_captured(lifting, captured, call, refuse)
+
+
+def plan_captured(lifting: Lifting, captured: Captured, call: Call, refuse: Refusal = require_rules) -> Plan:
+    """The steps that need the model no more."""
+    tensors, rules = lifting.tensors, lifting.rules
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
-    refuse(lifted, type(model).__name__, rules)  # by default, if a rule is missing where variance is asked for
+    refuse(lifted, type(lifting.model).__name__, rules)  # by default, if a rule is missing where variance is asked for
     if runs_on(tensors.device):
         merge_products(lifted.graph)  # the projections of an attention block are one product
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once

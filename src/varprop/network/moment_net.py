@@ -23,7 +23,9 @@ from varprop.errors import (
     PrecisionError,
     RuleError,
 )
-from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call
+from varprop.graph.captured import Captured
+from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call, plan_captured
+from varprop.graph.export import quiet
 from varprop.graph.output import Output
 from varprop.graph.refusals import refuse_training, require_model
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
@@ -173,6 +175,11 @@ class MomentNet(Registries):
         for call in calls:
             zeros = [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]
             self._add(plan_call(self.lifting, Call(call.structure, zeros)))
+
+    def add_captured(self, captured: Captured, call: Call) -> None:
+        """Keep a graph of a call that was captured before."""
+        with quiet():
+            self._add(plan_captured(self.lifting, captured, call))
 
     # --- looking inside ------------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """A propagated network on disk, in a folder that ``storage`` reads and writes.
 
-Nothing in the folder can run code: the model is rebuilt from its configuration, or given, and captured again.
+Nothing in the folder can run code: the model is rebuilt from its configuration, or given. Graphs of its calls are
+data, a list of known ops, and where they cannot be used the model is captured again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import sys
@@ -19,25 +21,29 @@ from torch import Tensor, nn
 
 import varprop
 from varprop.errors import NetworkFileError
-from varprop.graph.captured import fingerprint
+from varprop.graph.captured import Captured, fingerprint, keep_constant
 from varprop.graph.output import Output
 from varprop.graph.registry import scale_path
+from varprop.graph.restoring import read_captured, write_captured
 from varprop.graph.signature import Call, dtype_name
 from varprop.graph.transcript import decode, encode
 from varprop.network import rebuilding
+from varprop.network.likeness import likeness
 from varprop.network.record import Calibration
 from varprop.network.storage import CONFIG, FORMAT, VERSION, WEIGHTS, claim, entry, read, reported, write
 from varprop.posterior.tensors import checked
 from varprop.rules import NAMED, RuleSet
 
 if TYPE_CHECKING:
+    from varprop.graph.compiler import Plan
     from varprop.network.moment_net import MomentNet
 
 Net = TypeVar("Net", bound="MomentNet")
 Roles = dict[str, dict[str, Tensor]]
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
-ROLES = ("mean", "var", "buffer", "scale")
+ROLES = ("mean", "var", "buffer", "scale", "constant")
+LONGEST = 1 << 26  # characters of all graphs
 
 
 def save(
@@ -49,13 +55,18 @@ def save(
     """
     folder = Path(path)
     with reported(f"cannot save {folder}"):
+        records = list(_records(net))
+        graphs = _graphs(net, [plan for plan, _ in records])
         roles = {role: dict([*getattr(net, role)]) for role in ROLES}
+        used = {name for graph in graphs if graph for kind, name, *_ in graph["tensors"] if kind == "constant"}
+        roles["constant"] = {name: tensor for name, tensor in roles["constant"].items() if name in used}
         _check_dtypes(roles)
-        config = _describe(net) | more
+        config = _describe(net) | {"calls": [record for _, record in records]} | more
         claim(folder)
         if beside is not None:
             beside(folder)
-        write(folder, config, {f"{role}.{key}": x for role, tensors in roles.items() for key, x in tensors.items()})
+        tensors = {f"{role}.{key}": x for role, named in roles.items() for key, x in named.items()}
+        write(folder, config, tensors, json.dumps(graphs) if any(graphs) else "")
     return config
 
 
@@ -70,7 +81,7 @@ def load(
     """The network that was saved in a folder, with all of its calls captured."""
     folder = Path(path)
     with reported(f"cannot load {folder}"):
-        config, tensors = read(folder, device)
+        config, tensors, text = read(folder, device)
         chosen, selected, calls = _rules(config, rules), _output(config, output), _calls(config)
         record, calibration = entry(config, "architecture", dict), _calibration(config)
         built = rebuilding.rebuild(record) if model is None else model
@@ -83,7 +94,15 @@ def load(
     net._set_up(built, chosen, selected)
     _fill(net, roles, config["scales"])
     net.temperature, net.calibration = float(config["temperature"]), calibration
-    net.capture_outlines(calls)
+    with reported(f"cannot load {folder}"):
+        graphs = _read_graphs(net, config, text)
+        pairs = zip(graphs, calls, config["calls"], strict=True)
+        captured = [graph and _restore(net, graph, call, record) for graph, call, record in pairs]
+    for call, graph in zip(calls, captured, strict=True):
+        if graph is None:
+            net.capture_outlines([call])
+        else:
+            net.add_captured(graph, call)
     with reported(f"cannot load {folder}"):
         _compare(net, config)
     return net
@@ -105,7 +124,7 @@ def _describe(net: MomentNet) -> dict[str, Any]:
         "scales": net.scale_names,
         "temperature": net.temperature,
         "calibration": None if net.calibration is None else dataclasses.asdict(net.calibration),
-        "calls": list(_records(net)),
+        "likeness": likeness(net.lifting.model),
     }
 
 
@@ -116,16 +135,26 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _records(net: MomentNet) -> Iterator[dict[str, Any]]:
+def _is_as_saved(config: Mapping[str, Any]) -> bool:
+    """Are all packages of the versions it was saved with? One build of a version computes what another does."""
+    saved, now = entry(config, "versions", dict), _versions()
+    return all(_public(now.get(package)) == _public(version) for package, version in saved.items())
+
+
+def _public(version: Any) -> str:
+    return str(version).partition("+")[0]
+
+
+def _records(net: MomentNet) -> Iterator[tuple[Plan, dict[str, Any]]]:
     for plan in net._plans:
         if plan.captured.pins:
             continue  # values of inputs are not saved: it is captured when the call is made
         try:
-            yield encode(plan.call) | {"graph": fingerprint(plan.captured), "device": net.device.type}
+            yield plan, encode(plan.call) | {"graph": fingerprint(plan.captured), "device": net.device.type}
         except TypeError as error:
             warnings.warn(
                 f"the call {plan.signature.describe()} is not saved, and will be captured when it is made: {error}",
-                stacklevel=5,
+                stacklevel=4,
             )
 
 
@@ -175,8 +204,7 @@ def _calls(config: Mapping[str, Any]) -> list[Call]:
 
 def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
     """Tensors of the right names and shapes do not make the right model: it must compute what the saved one did."""
-    saved, now = entry(config, "versions", dict), _versions()
-    same = all(now.get(package) == version for package, version in saved.items())
+    same = _is_as_saved(config)
     for plan, record in zip(net._plans, config["calls"], strict=True):
         if record.get("graph") in (None, fingerprint(plan.captured)):
             continue
@@ -187,10 +215,61 @@ def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
                 "Build it with the same settings"
             )
         warnings.warn(
-            f"the call {call} is captured as another graph than the one saved with {saved} on {record.get('device')}: "
-            "compare some outputs",
+            f"the call {call} is captured as another graph than the one saved with {config['versions']} on "
+            f"{record.get('device')}: compare some outputs",
             stacklevel=4,
         )
+
+
+# --- graphs ----------------------------------------------------------------------------------------------
+
+
+def _graphs(net: MomentNet, plans: list[Plan]) -> list[dict[str, Any] | None]:
+    """What is stored of the graph of each call: nothing, if it depends on what the user gives on loading, or could not
+    be read again.
+    """
+    if callable(net.output) or net.rules != NAMED.get(net.rules.name):
+        return [None for _ in plans]
+    graphs: list[dict[str, Any] | None] = []
+    for plan in plans:
+        try:
+            record = write_captured(plan.captured, net.device)
+            same = fingerprint(read_captured(record, plan.call, net)) == fingerprint(plan.captured)
+        except (TypeError, ValueError):
+            same = False
+        graphs.append(record if same else None)
+    return graphs
+
+
+def _read_graphs(net: MomentNet, config: Mapping[str, Any], text: str) -> list[Any]:
+    """The graphs that may be used for this model and with these packages; None for calls to be captured again."""
+    none = [None for _ in config["calls"]]
+    if not text or likeness(net.lifting.model) != config.get("likeness") or callable(net.output):
+        return none
+    if not _is_as_saved(config):
+        warnings.warn(
+            f"it was saved with {config['versions']}, so its calls are captured again, which takes a while: "
+            "save it again to load it faster",
+            stacklevel=4,
+        )
+        return none
+    try:
+        graphs = json.loads(text) if len(text) <= LONGEST else None
+    except (ValueError, RecursionError) as error:
+        raise NetworkFileError(f"the graphs in {WEIGHTS} are not JSON ({error})") from error
+    if not isinstance(graphs, list) or len(graphs) != len(none):
+        raise NetworkFileError(f"the graphs in {WEIGHTS} are not those of its calls")
+    return graphs
+
+
+def _restore(net: MomentNet, graph: Any, call: Call, record: Mapping[str, Any]) -> Captured:
+    try:
+        captured = read_captured(graph, call, net)
+    except ValueError as error:
+        raise NetworkFileError(f"a graph in {WEIGHTS} is wrong: {error}") from error
+    if fingerprint(captured) != record.get("graph"):
+        raise NetworkFileError(f"a graph in {WEIGHTS} is not the one that {CONFIG} tells of")
+    return captured
 
 
 # --- tensors ---------------------------------------------------------------------------------------------
@@ -217,6 +296,9 @@ def _fill(net: MomentNet, roles: Roles, scales: list[str]) -> None:
     for name in scales:
         net.scale[scale_path(name)] = nn.Parameter(roles["scale"][scale_path(name)], requires_grad=False)
     net.scale_names = list(scales)
+    for name, tensor in roles["constant"].items():
+        if keep_constant(tensor, net.constant) != name:
+            raise NetworkFileError(f"the constant {name!r:.40} in {WEIGHTS} is not what its name says")
 
 
 def _check(config: Mapping[str, Any], roles: Roles) -> None:

@@ -26,6 +26,7 @@ from varprop.posterior.file import replacing
 
 CONFIG, WEIGHTS, PENDING = "config.json", "model.safetensors", ".model.safetensors.new"
 FORMAT, VERSION = "varprop.network", 1
+GRAPHS = "graphs"  # a note in the file of tensors
 DISK = "disk"  # a device: the CPU, with weights that are read from their file as they are used
 ATTEMPTS = 100  # to read a folder that another process saves to
 
@@ -80,11 +81,11 @@ def claim(folder: Path) -> None:
         raise NetworkFileError(f"the folder holds something else (a {WEIGHTS} without {CONFIG}): give a new one")
 
 
-def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files to a claimed folder."""
+def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], graphs: str = "") -> None:
+    """Write both files to a claimed folder; ``graphs`` is text that comes with the tensors, under their checksum."""
     pending = folder / PENDING
     with replacing(pending) as temporary:
-        _save(tensors, temporary)
+        _save(tensors, temporary, {"format": FORMAT} | ({GRAPHS: graphs} if graphs else {}))
     weights = {"sha256": digest(pending), "bytes": pending.stat().st_size}
     # The order of dimensions in memory, where it is not the usual one (channels last): kernels depend on it.
     layout = {key: list(tensor.dim_order()) for key, tensor in tensors.items() if not tensor.is_contiguous()}
@@ -98,7 +99,7 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
     pending.replace(folder / WEIGHTS)
 
 
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+def _save(tensors: Mapping[str, Tensor], path: Path, notes: dict[str, str]) -> None:
     """As safetensors wants them: in main memory, contiguous, and each with memory of its own."""
     stored: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -108,23 +109,23 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
         stored[key] = flat.clone() if place in seen else flat
         seen.add(place)
     try:
-        save_file(stored, path, {"format": FORMAT})
+        save_file(stored, path, notes)
     except (KeyError, ValueError, RuntimeError) as error:  # dtypes and layouts that safetensors does not know
         raise NetworkFileError(f"some tensors cannot be stored: {error}") from error
 
 
-def read(folder: Path, device: torch.device | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """``config.json`` and the tensors it was written with, read again while another process saves there."""
+def read(folder: Path, device: torch.device | str) -> tuple[dict[str, Any], dict[str, Tensor], str]:
+    """``config.json``, tensors and graphs it was written with, read again while another process saves there."""
     for attempt in range(ATTEMPTS):
         before, config = _state(folder), read_config(folder)
         try:
-            tensors = read_tensors(folder, config, device)
+            tensors, graphs = read_tensors(folder, config, device)
         except (NetworkFileError, SafetensorError, OSError, RuntimeError):  # the last is torch's, of a file that went
             if _state(folder) == before:  # nobody is at work: that is how it is
                 raise
         else:
             if read_config(folder) == config:
-                return config, tensors
+                return config, tensors, graphs
         time.sleep(random.uniform(0, 0.01 * (attempt + 1)))
     raise NetworkFileError("another process keeps saving there: load it afterwards")
 
@@ -140,13 +141,16 @@ def _state(folder: Path) -> list[tuple[int, int] | None]:
     return found
 
 
-def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device | str) -> dict[str, Tensor]:
-    """All tensors, from a file that is the one ``config.json`` was written with; on ``DISK`` they stay in that file."""
+def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device | str) -> tuple[dict[str, Tensor], str]:
+    """All tensors, and graphs if there are any, from a file that is the one ``config.json`` was written with; on
+    ``DISK`` tensors stay in that file.
+    """
     layout = entry(config, "layout", dict)
     with torch.inference_mode(False), safe_open(_weights(folder, config), framework="pt", device="cpu") as file:
         found = {key: _laid_out(file.get_tensor(key), key, layout.get(key)) for key in sorted(file.keys())}
         # Memory of torch's own, not that of the file: how it is aligned decides the last bits of some kernels.
-        return found if device == DISK else {key: tensor.to(device, copy=True) for key, tensor in found.items()}
+        moved = found if device == DISK else {key: tensor.to(device, copy=True) for key, tensor in found.items()}
+        return moved, (file.metadata() or {}).get(GRAPHS, "")
 
 
 def _laid_out(tensor: Tensor, key: str, order: Any) -> Tensor:
