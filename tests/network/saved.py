@@ -1,12 +1,15 @@
 """A small network to save, whose settings are not all seen in its tensors."""
 
+import contextlib
 import functools
 
+import pytest
 import torch
 from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
+from varprop.network import moment_net
 
 
 class Net(nn.Module):
@@ -32,3 +35,13 @@ def captured(**options):
     net = uncaptured(**options)
     net.capture(torch.randn(2, 4))
     return net
+
+
+@contextlib.contextmanager
+def no_capture():
+    def refuse(*_, **__):
+        raise AssertionError("it is captured")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moment_net, "plan_call", refuse)
+        yield

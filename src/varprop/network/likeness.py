@@ -100,8 +100,10 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield "defaults", (function.__defaults__, function.__kwdefaults__)
         yield "closure", [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
         yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
-    elif isinstance(value, type):
-        yield "class", value.__qualname__
+    elif isinstance(value, functools.partial):
+        yield from (("function", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif callable(value) and hasattr(value, "__qualname__"):  # a class, or a function that is not written in Python
+        yield "name", value.__qualname__
     elif isinstance(value, Mapping | types.MappingProxyType):
         yield from ((key, value[key]) for key in value if not str(key).startswith("__"))
     elif isinstance(value, list | tuple):
