@@ -119,7 +119,7 @@ def test_models_of_transformers(tmp_path, name):
             assert same(loaded(**shorter), net(**shorter))
 
 
-@pytest.mark.second
+@pytest.mark.slow
 def test_an_encoder_with_a_decoder(tmp_path):
     torch.manual_seed(0)
     model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
