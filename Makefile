@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 WORKERS ?= 2
 
-.PHONY: test test-second test-all demo docs lint format wheel bench clean
+.PHONY: test test-second test-all test-kernels demo docs lint format wheel bench clean
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
@@ -19,6 +19,11 @@ test-second: $(STAMP)
 # Both at once.
 test-all: lint
 	$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
+
+# Triton's kernels without a GPU, in its interpreter; in a folder of its own, so that nothing else finds Triton.
+test-kernels: $(STAMP)
+	test -d $(VENV)/triton || $(BIN)/python -m pip install --no-compile --no-deps --target $(VENV)/triton triton==3.9.0
+	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton $(PYTEST) -m triton $(PYTEST_FLAGS)
 
 demo: $(DEMO)
 	$(BIN)/varprop demo

@@ -1,12 +1,10 @@
 """Pointwise rules as one op: what Triton is given, what autograd is told, and what a CPU does."""
 
-import math
-import types
-
 import pytest
 import torch
 
 import varprop as vp
+from tests.kernels.places import DEVICE, DTYPES, with_triton
 from varprop.kernels import emit, pointwise
 from varprop.kernels.launch import aligned
 from varprop.moments import Moments
@@ -32,54 +30,6 @@ LINEAR = {  # by f', as Streamlining does
 WIDTHS = pytest.mark.parametrize("largest_var", [0.0, 1e-6, 0.1, 30.0])
 
 
-class Pointer:
-    """An argument of a kernel, as Triton sees a tensor."""
-
-    def __init__(self, tensor):
-        self.tensor, self.dtype = tensor, types.SimpleNamespace(element_ty=tensor.dtype)
-
-    def __add__(self, at):
-        return types.SimpleNamespace(tensor=self.tensor, at=at)
-
-
-def load(place, mask=None, other=0.0):
-    if isinstance(place, Pointer):
-        return place.tensor
-    return torch.where(mask, place.tensor[place.at.clamp(max=len(place.tensor) - 1)], other)
-
-
-def store(place, value, mask):
-    place.tensor[place.at[mask]] = value[mask]
-
-
-def scalar(function):
-    return lambda x, y: function(x, torch.as_tensor(y, dtype=x.dtype))
-
-
-# The part of triton.language that is emitted, on one block in PyTorch.
-LANGUAGE = types.SimpleNamespace(
-    **{name: getattr(torch, name) for name in ("abs", "arange", "erf", "exp", "float32", "int32", "int64")},
-    **{name: getattr(torch, name) for name in ("log", "rsqrt", "sigmoid", "sqrt", "where", "zeros_like")},
-    constexpr=int,
-    full=lambda shape, value, dtype: torch.full(shape, value, dtype=dtype),
-    load=load,
-    maximum=scalar(torch.maximum),
-    min=lambda x, dim: x.min(dim).values,
-    minimum=scalar(torch.minimum),
-    program_id=lambda axis: torch.tensor(0),
-    store=store,
-)
-
-
-def run(source, *tensors, log_alpha):
-    scope = {"tl": LANGUAGE, "triton": types.SimpleNamespace(jit=lambda function: function)}
-    exec(source, scope)  # noqa: S102
-    results = [torch.full_like(tensors[0], math.nan) for _ in range(2)]
-    pointers = map(Pointer, (*tensors, log_alpha, *results))
-    scope["kernel"](*pointers, len(tensors[0]), BLOCK=1024)
-    return results
-
-
 def example(largest_var, size=1000):
     generator = torch.Generator().manual_seed(0)
     mean = 3 * torch.randn(size, generator=generator)
@@ -96,30 +46,6 @@ def exact(rule, mean, var, log_alpha):
 def close(y, expected, scale, tolerance=1e-5):
     assert y.isfinite().all()
     assert ((y - expected).abs() <= tolerance * (expected.abs() + scale)).all()
-
-
-@pytest.mark.parametrize("name", [*RULES, *LINEAR])
-def test_what_is_emitted_is_the_rule(name):
-    rule = (RULES | LINEAR)[name]
-    source = emit.emit(pointwise.trace(rule, torch.float32).graph)
-    for largest_var in (0.0, 1e-6, 0.1, 30.0):
-        mean, var, log_alpha = example(largest_var)
-        y = run(source, mean, var, log_alpha=log_alpha)
-        expected = rule(Moments(mean.double(), var.double() * log_alpha.double().exp()))
-        close(y[0], expected.mean, var.sqrt() + 1e-2)
-        close(y[1], expected.var, var)
-
-
-@pytest.mark.parametrize("name", ["gelu", "relu"])
-def test_what_is_emitted_of_the_derivative(name):
-    for largest_var in (0.1, 30.0):
-        mean, var, log_alpha = example(largest_var)
-        body = pointwise.trace(RULES[name], torch.float32).body
-        ones = torch.ones_like(mean)
-        y = run(emit.emit(body.backward.graph), mean, var, ones, 2 * ones, log_alpha=log_alpha)
-        _, gradients = exact(RULES[name], mean, var, log_alpha)
-        close(y[0], gradients[0], 1.0)
-        close(y[1] * log_alpha.exp(), gradients[1], 1.0)
 
 
 def test_a_narrow_block_runs_the_narrow_formula_alone():
@@ -221,25 +147,25 @@ def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
     assert caplog.text.count("no compiler") == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@with_triton
 @WIDTHS
-@pytest.mark.parametrize("name", RULES)
-def test_on_a_gpu(name, largest_var):
-    tensors = [x.cuda() for x in example(largest_var, 5003)]
-    expected, gradients = exact(RULES[name], *tensors)
-    for dtype in (torch.float32, torch.bfloat16):
-        module = pointwise.trace(RULES[name], dtype)
+@pytest.mark.parametrize("name", [*RULES, *LINEAR])
+def test_by_triton(name, largest_var):
+    """Values, and in float32 gradients too: both are emitted from the rule."""
+    tensors, rule = [x.to(DEVICE) for x in example(largest_var, 1500)], (RULES | LINEAR)[name]
+    for dtype, tolerance in DTYPES:
+        module = pointwise.trace(rule, dtype)
         inputs = [x.to(dtype).requires_grad_() for x in tensors]
-        if dtype is torch.bfloat16:
-            expected, gradients = exact(RULES[name], *(x.detach().float() for x in inputs))
+        expected, gradients = exact(rule, *(x.detach().float() for x in inputs))
         y = module(*inputs)
-        tolerance = 1e-5 if dtype is torch.float32 else 1e-2
         close(y[0], expected.mean, tensors[1].sqrt() + 1e-2, tolerance)
         close(y[1], expected.var, tensors[1], tolerance)
         if dtype is torch.float32:
-            for got, gradient in zip(torch.autograd.grad(y[0].sum() + 2 * y[1].sum(), inputs), gradients, strict=True):
-                close(got, gradient, 1.0)
             assert module(*(x.detach() for x in inputs))[0].equal(y[0])
+            if name in RULES:
+                found = torch.autograd.grad(y[0].sum() + 2 * y[1].sum(), inputs)
+                for got, gradient in zip(found, gradients, strict=True):
+                    close(got, gradient, 1.0)
 
 
 def test_networks_run_it_eagerly_and_export_without_it():

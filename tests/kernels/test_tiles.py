@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tests.kernels.places import DEVICE, DTYPES, INTERPRETED, with_triton
 from varprop.kernels import flash, rows
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZES = [
     (2, 3, 3, 197, 197, 64, 64),
     (1, 4, 2, 70, 150, 32, 32),
@@ -66,12 +66,13 @@ def test_norm_is_registered_in_full():
     torch.library.opcheck(torch.ops.varprop.norm.default, arguments, test_utils=CHECKS)
 
 
-@GPU
+@with_triton
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_attention_on_a_gpu(sizes):
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-        tensors = [x.to(dtype) for x in attention_inputs(*sizes, device="cuda")]
-        for mask, causal in masks(sizes[0], sizes[1], *sizes[3:5], device="cuda"):
+def test_attention_by_triton(sizes):
+    half = torch.float16 if INTERPRETED else torch.bfloat16  # of which the interpreter has no products
+    for dtype, tolerance in ((torch.float32, 1e-5), (half, 2e-2)):
+        tensors = [x.to(dtype) for x in attention_inputs(*sizes, device=DEVICE)]
+        for mask, causal in masks(sizes[0], sizes[1], *sizes[3:5], device=DEVICE):
             exact = mask.double() if mask is not None and mask.is_floating_point() else mask
             for var in (tensors[3], tensors[3][:, :1, :, :3].float().expand(-1, sizes[2], -1, -1)):
                 given = *tensors[:3], var
@@ -79,11 +80,11 @@ def test_attention_on_a_gpu(sizes):
                 close(flash._launch(*given, mask, causal, sizes[5] ** -0.5), expected, tolerance)
 
 
-@GPU
+@with_triton
 @pytest.mark.parametrize("size", [768, 33, 4096])
-def test_norm_on_a_gpu(size):
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        tensors = [x.to(dtype) for x in norm_inputs(size, "cuda")]
+def test_norm_by_triton(size):
+    for dtype, tolerance in DTYPES:
+        tensors = [x.to(dtype) for x in norm_inputs(size, DEVICE)]
         for centred, expected in ((True, True), (False, True), (True, False)):
             options = 1e-5, centred, expected
             for more in ((None, None), [torch.rand_like(x) for x in tensors[:2]]):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import varprop as vp
-from tests.kernels.test_tiles import CHECKS, GPU, close
+from tests.kernels.places import DEVICE, DTYPES, with_triton
+from tests.kernels.test_tiles import CHECKS, close
 from tests.rules.test_products import Block
 from varprop.graph import lift
 from varprop.kernels import activations, pointwise, tokens
@@ -124,30 +125,30 @@ def test_what_is_no_sum_of_tokens_is_multiplied_out(monkeypatch):
         assert torch.allclose(got, wanted, rtol=1e-9)
 
 
-@GPU
+@with_triton
 @pytest.mark.parametrize(("size", "width", "rank"), [(768, 768, 1), (33, 36, 3), (3072, 75, 2), (5, 1, 16)])
-def test_contract_on_a_gpu(size, width, rank):
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        inputs = contract_inputs(size, width, rank, "cuda", dtype)
+def test_contract_by_triton(size, width, rank):
+    for dtype, tolerance in DTYPES:
+        inputs = contract_inputs(size, width, rank, DEVICE, dtype)
         strided = inputs[1].mT.contiguous().mT
         for arguments in ((*inputs, True), (inputs[0], strided, *inputs[2:], False)):
             exact = tokens.contract_reference(*(x.double() for x in arguments[:4]), arguments[4])
             close([tokens._launch_contract(*arguments)], [exact], tolerance)
 
 
-@GPU
+@with_triton
 @pytest.mark.parametrize(("size", "terms"), [(768, 75), (33, 1), (4096, 3)])
-def test_norm_on_a_gpu(size, terms):
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        inputs = norm_inputs(size, terms, "cuda", dtype)
-        by = [torch.rand(2, n, device="cuda", dtype=dtype) for n in (terms + 2, size)]
+def test_norm_by_triton(size, terms):
+    for dtype, tolerance in DTYPES:
+        inputs = norm_inputs(size, terms, DEVICE, dtype)
+        by = [torch.rand(2, n, device=DEVICE, dtype=dtype) for n in (terms + 2, size)]
         for rest, sums in (
             ((1e-5, True, True), (None, None)),
             ((1e-5, False, False), (None, None)),
             ((1e-5, True, True), by),
             ((1e-5, True, True), (None, by[1])),
         ):
-            scale, half = torch.tensor(0.2, device="cuda", dtype=dtype), (terms + 1) // 2
+            scale, half = torch.tensor(0.2, device=DEVICE, dtype=dtype), (terms + 1) // 2
             apart = inputs[1][..., :half], inputs[1][..., half:].mT.contiguous().mT
             for numbers, more in (
                 (inputs[1], (None, None, None)),
@@ -162,12 +163,12 @@ def test_norm_on_a_gpu(size, terms):
                 close(tokens._launch_norm(*given, *rest, *sums, True, *more), exact, tolerance)
 
 
-@GPU
+@with_triton
 @pytest.mark.parametrize("largest", [0.0, 1e-6, 0.1, 30.0])
 @pytest.mark.parametrize(("size", "terms"), [(3072, 3), (33, 5)])
-def test_activation_on_a_gpu(size, terms, largest):
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        *inputs, by_var, by_square = activation_inputs(size, terms, "cuda", dtype, largest)
+def test_activation_by_triton(size, terms, largest):
+    for dtype, tolerance in DTYPES:
+        *inputs, by_var, by_square = activation_inputs(size, terms, DEVICE, dtype, largest)
         for sums in ((by_var, by_square, True), (None, None, False)):
             wide = [x if x is None or isinstance(x, bool) else x.double() for x in (*inputs, *sums)]
             exact = activations.reference(*wide, key(WIDE))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,10 +30,12 @@ Results = TypeVar("Results")
 
 @functools.cache
 def runs_on(device: torch.device) -> bool:
-    """Is there Triton, and a device it compiles for?"""
-    if device.type not in ACCELERATORS or importlib.util.find_spec("triton") is None:
-        if device.type in ACCELERATORS:
-            say("Triton is not installed: activations, norms and attention run op by op, several times slower")
+    """Is there Triton, and a device it compiles for? ``TRITON_INTERPRET=1`` runs its kernels on a CPU, for debugging."""
+    installed = importlib.util.find_spec("triton") is not None
+    if device.type not in ACCELERATORS:
+        return installed and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if not installed:
+        say("Triton is not installed: activations, norms and attention run op by op, several times slower")
         return False
     if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST:
         say(f"{torch.cuda.get_device_name(device)} is too old for Triton: rules run op by op, several times slower")
@@ -104,6 +108,8 @@ def usable(*tensors: Tensor) -> bool:
 
 def on(device: torch.device) -> Any:
     """Triton launches on the current device."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
     return torch.accelerator.device_index(device.index)
 
 
