@@ -30,7 +30,7 @@ Results = TypeVar("Results")
 
 @functools.cache
 def runs_on(device: torch.device) -> bool:
-    """Is there Triton, and a device it compiles for? ``TRITON_INTERPRET=1`` runs its kernels on a CPU, for debugging."""
+    """Is there Triton, and a device it compiles for? ``TRITON_INTERPRET=1`` runs kernels on a CPU, for debugging."""
     installed = importlib.util.find_spec("triton") is not None
     if device.type not in ACCELERATORS:
         return installed and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
