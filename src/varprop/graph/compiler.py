@@ -26,6 +26,7 @@ from varprop.graph.regroup import regroup
 from varprop.graph.runner import Runner, Stream
 from varprop.graph.signature import Call, Signature, Size, free_sizes
 from varprop.graph.tidy import tidy
+from varprop.graph.uniform import sum_uniform
 from varprop.graph.walk import Applied
 from varprop.kernels.launch import runs_on
 from varprop.rules import RuleSet
@@ -102,6 +103,7 @@ def plan_captured(lifting: Lifting, captured: Captured, call: Call, refuse: Refu
     tensors, rules = lifting.tensors, lifting.rules
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
     refuse(lifted, type(lifting.model).__name__, rules)  # by default, if a rule is missing where variance is asked for
+    sum_uniform(lifted.graph, tensors)  # no product with variances that are all the same
     if runs_on(tensors.device):
         merge_products(lifted.graph)  # the projections of an attention block are one product
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once

@@ -1,0 +1,85 @@
+"""Weights of one common variance, as in an isotropic posterior: Σ_W μx² is a sum of squares instead of a product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from varprop.graph.registry import Registries
+
+aten = torch.ops.aten
+
+LAYERS = {aten.linear.default, aten.matmul.default, aten.mm.default}
+CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv3d.default}
+GROUPS = 6  # among the arguments of a convolution
+
+
+def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
+    """Replace layers whose weights are a constant c by c Σ_d x_d, which is the same for all outputs; a convolution by
+    one from the sum of its channels. In place, before constants are folded.
+
+    Which variances are uniform is looked up once: weights that are loaded later compile the network anew.
+    """
+    uniform: dict[str, bool] = {}
+    for target in LAYERS | CONVOLUTIONS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            weight: Any = node.args[1]
+            if not str(getattr(weight, "target", "")).startswith("var.") or not _fits(node):
+                continue
+            path = weight.target.removeprefix("var.")
+            if path not in uniform:
+                uniform[path] = _is_uniform(tensors.var[path])
+            if uniform[path]:
+                _replace(graph, node)
+
+
+def _is_uniform(var: Tensor) -> bool:
+    return not var.is_meta and bool((var == var.flatten()[0]).all())
+
+
+def _fits(node: fx.Node) -> bool:
+    x, weight, *_ = node.args
+    if node.kwargs or not isinstance(x, fx.Node) or not isinstance(weight, fx.Node):
+        return False
+    if node.target in CONVOLUTIONS:
+        return len(node.args) <= GROUPS or node.args[GROUPS] == 1
+    return bool(weight.meta["val"].ndim == 2)
+
+
+def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    x, weight, bias, *settings = (*node.args, None)[: max(3, len(node.args))]
+    alike = bias is None and _is_added(node)
+    with graph.inserting_before(node):
+
+        def call(target: Any, *args: Any) -> Any:
+            new = graph.call_function(target, args)
+            new.meta["val"] = target(*fx.map_arg(args, lambda arg: arg.meta["val"]))
+            return new
+
+        def first(tensor: Any) -> Any:
+            """Of all outputs, if they are alike."""
+            return call(aten.narrow.default, tensor, 0, 0, 1) if alike else tensor
+
+        if node.target in CONVOLUTIONS:
+            channels = x.meta["val"].ndim - weight.meta["val"].ndim + 1
+            total = call(aten.sum.dim_IntList, x, [channels], True)
+            result = call(node.target, total, first(call(aten.narrow.default, weight, 1, 0, 1)), bias, *settings)
+        else:
+            inputs = 1 if node.target is aten.linear.default else 0
+            total = call(aten.sum.dim_IntList, x, [-1], True)
+            result = call(aten.mul.Tensor, total, first(call(aten.select.int, weight, inputs, 0)))
+            result = result if bias is None else call(aten.add.Tensor, result, bias)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _is_added(node: fx.Node) -> bool:
+    """Only to tensors of its own shape, which broadcast what is the same for all outputs."""
+    shape = [*map(str, node.meta["val"].shape)]
+
+    def full(other: Any) -> bool:
+        return isinstance(other, fx.Node) and other is not node and [*map(str, other.meta["val"].shape)] == shape
+
+    return all(user.target is aten.add.Tensor and any(map(full, user.args[:2])) for user in node.users)
