@@ -44,12 +44,13 @@ def _fits(node: fx.Node) -> bool:
     if node.kwargs or not isinstance(x, fx.Node) or not isinstance(weight, fx.Node):
         return False
     if node.target in CONVOLUTIONS:
-        return len(node.args) <= GROUPS or node.args[GROUPS] == 1
+        return len(node.args) <= GROUPS or bool(node.args[GROUPS] == 1)
     return bool(weight.meta["val"].ndim == 2)
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> None:
-    x, weight, bias, *settings = (*node.args, None)[: max(3, len(node.args))]
+    args: tuple[Any, ...] = node.args
+    x, weight, bias, *settings = args if len(args) > 2 else (*args, None)
     alike = bias is None and _is_added(node)
     with graph.inserting_before(node):
 
