@@ -1,8 +1,8 @@
-"""A Hugging Face classifier of one's own, with dict batches from a DataLoader: uncertainty without touching the model.
+"""Uncertainty for a Hugging Face classifier with dict batches from a DataLoader, without changing the model.
 
-A tiny ViT learns handwritten digits from few examples, while SWAG collects a posterior. For a trained model and a
-posterior of your own, the lines from ``propagate`` on are all there is; text models with masks work the same way.
-Needs the extras ``hf`` and ``demo`` (for scikit-learn). Takes about 20 seconds.
+A tiny ViT is trained on a few handwritten digits while SWAG collects a posterior. If you already have a trained model
+and a posterior, you only need the lines from ``propagate`` on. Text models with masks work the same way.
+Requires the extras ``hf`` and ``demo`` (for scikit-learn). Takes about 20 seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCHS, COLLECT = 30, 10
 
 
 class Digits(Dataset[dict[str, Tensor]]):
-    """Items as Hugging Face's data sets have them."""
+    """Dict items, as in Hugging Face datasets."""
 
     def __init__(self, first: int, last: int) -> None:
         data = load_digits()
@@ -37,7 +37,7 @@ class Digits(Dataset[dict[str, Tensor]]):
 
 
 def train(model: ViTForImageClassification, data: Digits) -> vp.Posterior:
-    """SWAG: after some epochs, the weights at the end of each further one."""
+    """Train with AdamW and collect the weights at the end of each of the last epochs."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     collector = vp.SWAG()
     for epoch in range(EPOCHS):

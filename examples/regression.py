@@ -1,9 +1,9 @@
-"""Regression: predictive intervals for the progress of diabetes, and how many targets lie in them.
+"""Regression: predictive intervals for diabetes progression, and their coverage.
 
-A small network is trained with IVON on scikit-learn's diabetes data. Its propagated variance and the noise of the
-observations, taken from the training data, make a Gaussian for each patient. 131 test patients say little about a
-95 % interval, so everything is done for several random splits, and the means have standard errors.
-Needs the extra ``demo`` (for scikit-learn). Takes about 15 seconds.
+A small network is trained with IVON on scikit-learn's diabetes data. Its propagated variance and the observation noise,
+estimated on the training data, give a Gaussian for each patient. 131 test patients say little about a 95 % interval, so
+the experiment is repeated over random splits and reported with standard errors.
+Requires the extra ``demo`` (for scikit-learn). Takes about 15 seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPLITS = 8
 
 
 def diabetes(seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and targets to train on, to calibrate on and to test on, scaled by what is seen in training."""
+    """Training, calibration and test sets, standardised by the training set."""
     data = load_diabetes()
     inputs, target = torch.tensor(data.data).float(), torch.tensor(data.target).float().unsqueeze(1)
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(seed))
@@ -48,7 +48,7 @@ def measure(predictor: vp.Propagated, inputs: Tensor, target: Tensor) -> list[fl
 
 
 def run(seed: int) -> tuple[list[float], list[float]]:
-    """Before and after calibration, on patients that neither training nor calibration has seen."""
+    """Test metrics before and after calibration."""
     torch.manual_seed(seed)
     seen, held_out, test = diabetes(seed)
     model = nn.Sequential(nn.Linear(10, 32), nn.GELU(), nn.Linear(32, 1))
@@ -58,7 +58,7 @@ def run(seed: int) -> tuple[list[float], list[float]]:
         link = vp.links.Gaussian(noise_std=float((model(seen[0]) - seen[1]).square().mean().sqrt()))
 
     net = vp.propagate(model, posterior)
-    calibrated = vp.calibrate(net, [held_out], link=vp.links.Gaussian(), progress=False)  # which fits the noise too
+    calibrated = vp.calibrate(net, [held_out], link=vp.links.Gaussian(), progress=False)  # also fits the noise
     before = vp.Propagated(net, link=link)
     after = vp.Propagated(calibrated, link=vp.links.Gaussian())
     return measure(before, *test), measure(after, *test)

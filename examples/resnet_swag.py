@@ -1,9 +1,8 @@
-"""A ResNet with a SWAG posterior: batch norm needs its statistics for the mean of the weights.
+"""A ResNet with a SWAG posterior, including the batch norm update that averaged weights need.
 
-The ResNet is that of transformers, built small; timm's and torchvision's work the same way, e.g.
-``timm.create_model("resnet18", num_classes=10, in_chans=1)``, called with images instead of ``pixel_values``.
-It learns handwritten digits from few examples. Needs the extras ``hf`` and ``demo`` (for scikit-learn). Takes about
-20 seconds.
+The model is a small ResNet of transformers, trained on a few handwritten digits. Models of timm and torchvision work
+the same way, e.g. ``timm.create_model("resnet18", num_classes=10, in_chans=1)``, called with images instead of
+``pixel_values``. Requires the extras ``hf`` and ``demo`` (for scikit-learn). Takes about 20 seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor) -> vp.Posterior:
-    """SGD at a high, constant rate; SWAG collects the weights at the end of each of the later epochs."""
+    """SGD at a high, constant rate; SWAG collects the weights at the end of each of the last epochs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     collector = vp.SWAG()
     for epoch in range(EPOCHS):
@@ -51,7 +50,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor) -> vp.Posterior:
 
 
 def update_statistics(model: nn.Module, posterior: vp.Posterior, images: Tensor) -> None:
-    """Put the means into the model and pass the training data through: batch norm's statistics are no weights.
+    """Load the means and recompute the batch norm statistics, which are buffers and not part of the posterior.
 
     ``torch.optim.swa_utils.update_bn`` does the second part for models that take one tensor.
     """

@@ -1,8 +1,8 @@
-"""Selective prediction: answer only where the answers are wrong at most so often, and abstain elsewhere.
+"""Selective prediction: answer within a risk budget and abstain elsewhere.
 
-A network that has seen few handwritten digits is sometimes wrong. ``Selective.fit`` finds the threshold on its
-confidence that keeps a risk budget, with a guarantee for any finite sample; test data shows what becomes of it.
-Needs the extra ``demo`` (for scikit-learn). Takes a few seconds.
+The network is trained on few handwritten digits and makes errors. ``Selective.fit`` finds a confidence threshold that
+keeps a risk budget, with a finite-sample guarantee; the test set shows the risk and coverage achieved.
+Requires the extra ``demo`` (for scikit-learn). Takes a few seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIZES = {"train": 150, "calibrate": 300, "choose": 700, "test": 647}
 
 
 def digits() -> dict[str, tuple[Tensor, Tensor]]:
-    """Images and labels in four parts. The threshold is chosen on data that nothing else was fitted to."""
+    """Four disjoint parts. The threshold is chosen on data used for nothing else."""
     data = load_digits()
     images, labels = torch.tensor(data.images).float().flatten(1) / 8 - 1, torch.tensor(data.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).split(list(SIZES.values()))
@@ -60,7 +60,7 @@ def main() -> None:
         )
         assert (decision.label[~answered] == vp.ABSTAIN).all()
 
-    # 700 examples cannot show, whatever their answers, that 1 in 1,000 is wrong. That is an error, not a bad promise.
+    # 700 examples cannot certify a risk of 1 in 1,000, even with zero errors: fit raises.
     try:
         vp.Selective(predictor).fit([data["choose"]], risk=0.001)
     except vp.errors.GuaranteeError as error:

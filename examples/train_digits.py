@@ -1,6 +1,6 @@
 """Train a small vision transformer on handwritten digits with IVON: a mean and a variance for every weight.
 
-Takes under a minute on two cores. One line differs from any other training loop: the sampling block.
+Takes under a minute on two cores. Only the sampling block differs from an ordinary training loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""IVON in Lightning: one hook draws the weights before every batch, the rest is Lightning's.
+"""IVON in Lightning: one hook samples the weights before every batch.
 
-The hook matters with gradient accumulation and with float16 scaling, where Lightning runs forward passes outside
-``optimizer.step``. Needs the extras ``trainers`` and ``demo``.
+The hook is needed for gradient accumulation and float16 scaling, where Lightning runs forward passes outside
+``optimizer.step``. Requires the extras ``trainers`` and ``demo``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Classifier(lightning.LightningModule):
 
     def on_train_start(self) -> None:
         wrapped = self.trainer.strategy.model
-        if isinstance(wrapped, DistributedDataParallel):  # several processes: each its own noise
+        if isinstance(wrapped, DistributedDataParallel):  # several processes: each draws its own noise
             self.optimizers().attach(wrapped)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -42,7 +42,7 @@ class Classifier(lightning.LightningModule):
         return nn.functional.cross_entropy(self.vit(images), labels)
 
     def on_validation_start(self) -> None:
-        self.optimizers().eval()  # the means, should validation come amid an accumulated step
+        self.optimizers().eval()  # validate at the means, also within an accumulated step
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         images, labels = batch

@@ -1,8 +1,8 @@
-"""IVON in Hugging Face's Trainer: pass it as the optimizer; in float32 or bfloat16 on one device that is all.
+"""IVON in Hugging Face's Trainer: pass it as the optimizer. On one device, in float32 or bfloat16, that is all.
 
-Trainer calls ``optimizer.train()`` before every forward pass and ``optimizer.eval()`` before evaluating, which is the
-plain loop of IVON: a draw per step, the means in between. Accumulation, clipping, schedules, checkpoints and resuming
-are Trainer's own. Needs the extras ``trainers`` and ``demo``.
+Trainer calls ``optimizer.train()`` before every forward pass and ``optimizer.eval()`` before evaluation. This matches
+IVON's plain loop: one sample per step, the means in between. Accumulation, clipping, schedules, checkpoints and
+resuming are handled by Trainer. Requires the extras ``trainers`` and ``demo``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from varprop.optim import IVON
 
 
 class Classifier(nn.Module):
-    """What Trainer expects: a loss when there are labels."""
+    """Returns a loss if labels are given, as Trainer expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ class IVONCallback(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         if self.trainer is not None and isinstance(self.trainer.model_wrapped, DistributedDataParallel):
-            self.optimizer.attach(self.trainer.model_wrapped)  # each process its own noise
+            self.optimizer.attach(self.trainer.model_wrapped)  # each process draws its own noise
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.optimizer.eval()  # the means for whatever is saved now, also after a step the float16 scaler skipped
+        self.optimizer.eval()  # save at the means, also after a step the float16 scaler skipped
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
