@@ -125,10 +125,12 @@ def test_a_wrapped_model_is_named_as_the_model_given():
 
 def test_a_copy_of_the_wrong_model():
     model = two_layers()
-    text = failure(copy.deepcopy(model), Fake(Wrapper(model)), PosteriorMismatchError)
+    other = nn.Sequential(model[0], nn.ReLU(), model[1])
+    text = failure(other, Fake(Wrapper(model)), PosteriorMismatchError)
     assert "Fake was fitted to parameters Sequential lacks" in text
     assert "'inner.0.weight' is not a parameter of the model (did you mean '0.weight'?)" in text
     assert len(text.splitlines()) == 6
+    failure(model[0], Fake(model), PosteriorMismatchError)  # both layers have a weight
     wide = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     assert "'0.weight' has shape (4, 3), in the model (5, 3)" in failure(wide, Fake(model), PosteriorMismatchError)
 

@@ -50,6 +50,15 @@ def positive(**options: float | None) -> None:
             raise SettingError(f"{name} is {value!r}: it must be a positive number")
 
 
+def isotropic(model: nn.Module, std: float | None) -> tuple[Tensors, Tensors]:
+    """Means are the weights, the variance of each is std²."""
+    positive(std=std)
+    parameters = trainable(model, "isotropic(model)")
+    var = (typical_std(parameters) if std is None else std) ** 2
+    wide = {name: torch.promote_types(p.dtype, torch.float32) for name, p in parameters.items()}
+    return around(parameters, {n: torch.full_like(p, var, dtype=wide[n]) for n, p in parameters.items()})
+
+
 def typical_std(parameters: Parameters) -> float:
     """A tenth of the root mean square of the weights; of matrices alone where there are any.
 
@@ -71,7 +80,6 @@ def from_curvature(
 
     ``examples`` is n. Without it n is what makes the mean variance that of ``typical_std``.
     """
-    positive(examples=examples, damping=damping)
     _refuse(curvature)
     entries = sum(h.numel() for h in curvature.values())
     mean = sum(float(h.sum(dtype=torch.float64)) for h in curvature.values()) / entries
@@ -84,10 +92,10 @@ def from_curvature(
         width = typical_std({name: parameters[name] for name in curvature}) ** 2 / average
     else:
         width = 1 / (examples * mean)
-    return gaussian(parameters, {name: s * width for name, s in shape.items()})
+    return around(parameters, {name: s * width for name, s in shape.items()})
 
 
-def gaussian(parameters: Parameters, var: Tensors) -> tuple[Tensors, Tensors]:
+def around(parameters: Parameters, var: Tensors) -> tuple[Tensors, Tensors]:
     """Variances around the parameters as they are, in the dtype and on the device of each."""
     means = {name: parameters[name].detach() for name in var}
     exact = {name: Moments(means[name], v.to(means[name].device)) for name, v in var.items()}
