@@ -9,7 +9,7 @@ from torch import nn
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
 from varprop.errors import SamplingError, SettingError
 from varprop.optim import IVON, arena, streams
-from varprop.optim.streams import Noise
+from varprop.optim.streams import fill_normal
 
 
 def setup(**settings):
@@ -388,7 +388,7 @@ def test_an_interrupt_while_noise_is_drawn(monkeypatch):
 def test_noise_of_any_size_is_filled_to_its_end():
     for size in (1, 2, 5, 1001):
         vector = torch.full((size,), torch.nan)
-        Noise().stream(vector.device, 0, (0,), 0)(vector)
+        fill_normal(vector, 0, (0,), 0)
         assert vector.isfinite().all()
         assert len(vector.unique()) == size
 
@@ -396,7 +396,7 @@ def test_noise_of_any_size_is_filled_to_its_end():
 def test_noise_is_normal_and_uncorrelated():
     first, second = (torch.empty(1 << 20) for _ in range(2))
     for draw, vector in enumerate((first, second)):
-        Noise().stream(vector.device, 7, (0, 1), draw)(vector)
+        fill_normal(vector, 7, (0, 1), draw)
     z = torch.cat([first, second]).double()
     error = len(z) ** -0.5
     assert abs(z.mean()) < 5 * error
@@ -420,7 +420,7 @@ def test_noise_is_normal_and_uncorrelated():
 def test_streams_have_names():
     def drawn(seed, lane, draw, size=100):
         vector = torch.empty(size)
-        Noise().stream(vector.device, seed, lane, draw)(vector)
+        fill_normal(vector, seed, lane, draw)
         return vector
 
     assert torch.equal(drawn(0, (0, 0), 3), drawn(0, (0, 0), 3))

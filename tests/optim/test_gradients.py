@@ -116,6 +116,23 @@ def test_a_gradient_in_some_draws_only():
     assert (r == 1).all()
 
 
+def test_gradients_that_cancel_keep_what_they_say_about_the_curvature():
+    p = nn.Parameter(torch.zeros(40, dtype=torch.float64))
+    settings = {"lr": 0.1, "ess": 50.0, "beta2": 0.9, "weight_decay": 0.01}
+    optimizer, reference = ivon([p], **settings), Reference(p, **settings)
+    for _ in range(3):
+        for sign in (1.0, -1.0):
+            with optimizer.sampled_params(train=True):
+                reference.take(torch.full_like(p, sign), p.detach() - reference.mean)
+                (sign * p).sum().backward()
+        p.grad.div_(8.0)  # as a loss scaler does: it acts on the product too
+        optimizer.step()
+        reference.draws = [(g, h / 8) for g, h in reference.draws]
+        reference.step()
+    assert torch.allclose(p.detach(), reference.mean, rtol=0, atol=1e-12)
+    assert torch.allclose(optimizer.state[p]["hess"], reference.h, rtol=1e-10)
+
+
 def test_accumulation_in_one_block():
     """Micro-batches under one draw add up as ever."""
     model, other = network(), network()

@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from varprop.errors import SamplingError, SettingError
 from varprop.optim.draws import Draws, Phase
-from varprop.optim.legacy import unflatten
+from varprop.optim.ivon_opt import unflatten
 from varprop.optim.settings import check, check_integer
 from varprop.optim.sharded import local
 from varprop.optim.streams import fresh_seed

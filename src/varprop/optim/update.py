@@ -34,11 +34,6 @@ class Scratch:
             yield (*part, *self._kept[:, : part[0].numel()])
 
 
-def scale_(scale: Tensor, hess: Tensor, weight_decay: float) -> None:
-    """1/√(h + δ), which times z/√λ is the noise."""
-    torch.add(hess, weight_decay, out=scale).rsqrt_()
-
-
 def step_(
     mean: Tensor,
     momentum: Tensor,
