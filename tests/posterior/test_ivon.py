@@ -108,11 +108,9 @@ def test_groups_without_names_that_could_be_either_are_refused():
     torch.manual_seed(0)
     norms = nn.Sequential(nn.LayerNorm(3), nn.Tanh(), nn.LayerNorm(3))
     model, optimizer = trained(weights_and_biases())
-    for model, state in (
-        (norms, PerParameter(weights_and_biases()(norms)).state_dict()),
-        (model, optimizer.state_dict()),
-    ):
-        text = failure(model, state, PosteriorMismatchError)
+    other = PerParameter(weights_and_biases()(norms))
+    for trainee, state in ((norms, other.state_dict()), (model, optimizer.state_dict())):
+        text = failure(trainee, state, PosteriorMismatchError)
         assert "2 groups without names, and the shapes of their curvatures do not tell which parameters" in text
         assert "Pass the live optimizer" in text
         assert "model.named_parameters()" in text

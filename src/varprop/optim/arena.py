@@ -172,8 +172,8 @@ class Arena:
         Where gradients cancel to zero .grad becomes tiny instead: zero times any noise would lose the product.
         """
         if (gradient := local_gradient(self.params[index])) is not None:
-            format = torch.finfo(gradient.dtype)
-            tiny = max(_TINY, format.smallest_normal * format.eps)
+            finfo = torch.finfo(gradient.dtype)
+            tiny = max(_TINY, finfo.smallest_normal * finfo.eps)
             gradient.masked_fill_((gradient == 0) & (product != 0), tiny)
             torch.div(product, torch.where(average == 0, tiny, average), out=self.noise.parts[index])
 

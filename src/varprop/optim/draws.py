@@ -109,7 +109,7 @@ class Draws:
     @torch.no_grad()
     def _begin(self) -> None:
         """A draw that is learnt from."""
-        if self.count and not all([arena.keep_product() for arena in self.arenas]):
+        if self.count and not all(arena.keep_product() for arena in self.arenas):
             self.count = 0  # a loss scaler saw it and skipped the step: that draw is over
         for arena in self.arenas:
             for p in arena.params:

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each parameter of a model, live or saved: matched by identity, name, or order and shape."""
+"""What an optimizer keeps for each parameter of a model: matched by identity, by name, or by order and shape."""
 
 from __future__ import annotations
 
