@@ -51,24 +51,33 @@ def test_means_come_back_after_any_exception(kind, trains):
     assert torch.equal(curvature(optimizer), curvature(other_optimizer))
 
 
-@pytest.mark.parametrize("fails_at", [0, 2])
-def test_an_interrupt_while_the_weights_are_perturbed(monkeypatch, fails_at):
+@pytest.mark.parametrize(
+    ("where", "name", "calls"),
+    [
+        (streams, "fill_float32", 0),
+        (arena.Arena, "_keep_means", 0),
+        (arena.Arena, "_keep_means", 1),
+        (torch, "_foreach_addcmul_", 0),
+        (torch, "_foreach_addcmul_", 2),
+    ],
+)
+def test_an_interrupt_while_the_weights_are_perturbed(monkeypatch, where, name, calls):
     """Weights that were not reached yet keep their values, also if there are no means of them on record."""
-    monkeypatch.setattr("varprop.optim.arena.PIECE", 8)
+    monkeypatch.setattr(arena, "PIECE", 8)
     model, optimizer = setup()
-    before, calls, add = weights(model), [], torch._foreach_addcmul_
+    before, made, function = weights(model), [], getattr(where, name)
 
     def interrupt(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == fails_at + 1:
+        if len(made) == calls:
             raise KeyboardInterrupt
-        add(*args, **kwargs)
+        made.append(args)
+        function(*args, **kwargs)
 
-    monkeypatch.setattr(torch, "_foreach_addcmul_", interrupt)
+    monkeypatch.setattr(where, name, interrupt)
     with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
         pass
     assert same(weights(model), before)
-    calls.clear()
+    made.clear()
     with pytest.raises(KeyboardInterrupt):
         optimizer.train()
     assert not optimizer.perturbed
@@ -347,42 +356,6 @@ def test_memory_formats_and_empty_parameters():
     assert optimizer.state[model[0].weight]["hess"].stride() == model[0].weight.stride()
     assert not torch.equal(before[0], model[0].weight)
     assert model.scalar != 2
-
-
-@pytest.mark.parametrize("portions", [0, 1])
-def test_an_interrupt_while_weights_are_put_in_place(portions, monkeypatch):
-    """Wherever it comes, the weights are the means afterwards."""
-    monkeypatch.setattr(arena, "PIECE", 8)
-    model = nn.Linear(8, 4)
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = IVON(model.parameters(), lr=0.1, ess=10)
-    kept, keep = [], arena.Arena._keep_means
-
-    def broken(self, some):
-        if len(kept) == portions:
-            raise KeyboardInterrupt
-        kept.append(some)
-        keep(self, some)
-
-    monkeypatch.setattr(arena.Arena, "_keep_means", broken)
-    with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
-        pass
-    assert len(kept) == portions
-    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
-
-
-def test_an_interrupt_while_noise_is_drawn(monkeypatch):
-    model = nn.Linear(8, 4)
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = IVON(model.parameters(), lr=0.1, ess=10)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(streams, "fill_float32", interrupted)
-    with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
-        pass
-    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
 
 
 def test_noise_of_any_size_is_filled_to_its_end():

@@ -13,7 +13,7 @@ from torch import Tensor
 from varprop.errors import SamplingError, SettingError
 from varprop.optim.settings import Settings
 from varprop.optim.sharded import is_sharded, like, local, local_gradient
-from varprop.optim.update import PIECE, Scratch, step_
+from varprop.optim.update import LARGEST, PIECE, step_
 
 _ALIGN = 16  # entries; vectorised kernels want each part to begin on a boundary
 _TINY = 1e-20  # a gradient that nobody notices, yet large enough to divide by
@@ -51,9 +51,10 @@ class Arena:
             self.offsets.append(self.offsets[-1] + -(-weight.numel() // _ALIGN) * _ALIGN)
         self.noise, self.mean, self.hess, self.momentum, self._scale = (self.new() for _ in range(5))
         self._scaled_for: tuple[float, int] | None = None
-        self.scratch = Scratch(self.noise.whole)
+        on_cpu, entries = self.device.type == "cpu", self.offsets[-1]
+        self._work = self.noise.whole.new_empty(2, min(entries, LARGEST)) if on_cpu else None
         # On a CPU a portion goes through all of a step before the next one does, so that it stays in the cache.
-        self._portions = list(_portions(self.offsets, PIECE if self.device.type == "cpu" else self.offsets[-1]))
+        self._portions = list(_portions(self.offsets, PIECE if on_cpu else entries))
         self._kept = 0  # this many parameters have their means in self.mean
         self._versions: list[int] = []
         kept = {"momentum": self.momentum, "hess": self.hess} | ({"mean": self.mean} if self.narrow else {})
@@ -158,20 +159,20 @@ class Arena:
             if (gradient := local_gradient(p)) is not None:
                 product.lerp_(gradient * self.noise.parts[index], share)
                 _ = gradient.mul_(share) if before is None else gradient.lerp_(local(before), 1 - share)
-        self.recall()
+        self.recover_noise()
 
-    def recall(self) -> None:
+    def recover_noise(self) -> None:
         """Take the noise that .grad was averaged under from the product that was kept."""
-        for index, (p, product) in enumerate(zip(self.params, self._product.parts, strict=True)):
-            if (gradient := local_gradient(p)) is not None:
-                self.attribute(index, product, gradient)
+        for index, product in enumerate(self._product.parts):
+            self.set_product(index, product)
 
-    def attribute(self, index: int, product: Tensor, average: Tensor) -> None:
-        """Choose the noise so that times ``average``, which .grad is or was before it was scaled, it is ``product``.
+    def set_product(self, index: int, product: Tensor, average: Tensor | None = None) -> None:
+        """Choose the noise so that ``product`` is noise times .grad, or times what .grad was before it was scaled.
 
         Where gradients cancel to zero .grad becomes tiny instead: zero times any noise would lose the product.
         """
         if (gradient := local_gradient(self.params[index])) is not None:
+            average = gradient if average is None else average
             finfo = torch.finfo(gradient.dtype)
             tiny = max(_TINY, finfo.smallest_normal * finfo.eps)
             gradient.masked_fill_((gradient == 0) & (product != 0), tiny)
@@ -188,7 +189,7 @@ class Arena:
             flats = (self.mean, self.momentum, self.hess, self._scale, self.noise)
             mean, momentum, hess, scale, product = (flat.whole[where] for flat in flats)
             step = self._states[some.start]["step"] + 1
-            step_(mean, momentum, hess, scale, product, step, settings, self.scratch)
+            step_(mean, momentum, hess, scale, product, step, settings, self._work)
             torch._foreach_copy_(weights[some], self.mean.parts[some])
             for own in self._states[some]:
                 own["step"] = step

@@ -99,7 +99,7 @@ class Reduction:
         for arena in arenas:
             for index, p in enumerate(arena.params):
                 if p in found:
-                    arena.attribute(index, *found[p])
+                    arena.set_product(index, *found[p])
 
     def _sum(self, tensor: Tensor) -> Any:
         return dist.all_reduce(tensor, group=self._group, async_op=True).get_future()

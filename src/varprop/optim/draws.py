@@ -44,7 +44,7 @@ class Draws:
         self.phase = Phase.MEANS
         self.arenas: list[Arena] = []
         self._layout: list[tuple[Any, ...]] = []  # what the arenas were made for
-        self._away: list[Arena] = []  # those whose weights are a sample now
+        self._sampled: list[Arena] = []  # those whose weights are a sample now
         self.count = 0  # draws whose gradients step() will use
         self.reduction = Reduction()
         self._looks = 0
@@ -91,7 +91,7 @@ class Draws:
                 after = Phase.PENDING
         except BaseException:
             if train:
-                after = self._take_back(earlier)
+                after = self._roll_back(earlier)
             raise
         finally:
             self._restore()
@@ -126,15 +126,15 @@ class Draws:
         self.reduction.start(self.arenas)
 
     def _perturb(self, arena: Arena, noise: Flat) -> None:
-        self._away.append(arena)
+        self._sampled.append(arena)
         arena.perturb(noise)
 
     @torch.no_grad()
     def _restore(self) -> None:
         """The means of whatever has been perturbed, and of nothing else: the other means may be out of date."""
-        for arena in self._away:
+        for arena in self._sampled:
             arena.restore()
-        self._away.clear()
+        self._sampled.clear()
 
     @torch.no_grad()
     def _finish(self, earlier: Mapping[Tensor, Tensor | None]) -> None:
@@ -146,14 +146,14 @@ class Draws:
                 arena.average(earlier, 1 / self.count)
 
     @torch.no_grad()
-    def _take_back(self, earlier: Mapping[Tensor, Tensor | None]) -> Phase:
+    def _roll_back(self, earlier: Mapping[Tensor, Tensor | None]) -> Phase:
         """Go back to the draws before the one that failed."""
         for p, gradient in earlier.items():
             p.grad = gradient
         if not self.count:
             return Phase.MEANS
         for arena in self.arenas:
-            arena.recall()
+            arena.recover_noise()
         return Phase.PENDING
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ class Draws:
             for p in arena.params:
                 if p.grad is not None:
                     setattr(p.grad, _SPENT, p.grad._version)
-        self._away.clear()  # the update has put the means in place
+        self._sampled.clear()  # the update has put the means in place
         self.forget()
 
     def refuse_foreign_gradients(self) -> None:
