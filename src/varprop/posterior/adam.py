@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import OptimizerStateError, listing, shortened
-from varprop.posterior.binding import Tensors, required
+from varprop.posterior.binding import Tensors, check_model
 from varprop.posterior.checkpoints import read_checkpoint
-from varprop.posterior.diagonal import from_curvature, one_device, positive
+from varprop.posterior.diagonal import check_one_device, check_positive, from_curvature
 from varprop.posterior.optimizer_state import Group, Options, kind_of, read_groups
 
 _SQUARES = "exp_avg_sq"
@@ -24,14 +24,14 @@ def moments(
     model: nn.Module, source: Any, batch_size: float, examples: float | None, damping: float
 ) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name, from an optimizer, its state dict or a checkpoint of a trainer."""
-    model = required(model, "from_adam(model, optimizer)")
-    positive(batch_size=batch_size, examples=examples, damping=damping)
+    model = check_model(model, "from_adam(model, optimizer)")
+    check_positive(batch_size=batch_size, examples=examples, damping=damping)
     expected: list[list[str]] = []
     if isinstance(source, str | os.PathLike):
         source, expected = read_checkpoint(source, model)
     groups = read_groups(model, source, _SQUARES, expected)
     parameters = {name: p for group in groups for name, p in group.parameters.items()}
-    one_device(parameters)
+    check_one_device(parameters)
     curvature = {name: batch_size * h for name, h in _second_moments(groups, kind_of(source)).items()}
     return from_curvature(curvature, parameters, examples, damping)
 

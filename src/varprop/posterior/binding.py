@@ -47,7 +47,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def required(model: Any, call: str) -> nn.Module:
+def check_model(model: Any, call: str) -> nn.Module:
     """``model``, or an error if the arguments are in the wrong order."""
     if not isinstance(model, nn.Module):
         raise PosteriorError(f"{call}: the model comes first, not {type(model).__name__}")
@@ -74,7 +74,7 @@ def mismatches(named: Mapping[str, Any], model: nn.Module) -> list[str]:
     return found
 
 
-def placed(model: nn.Module, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+def cast_to_model(model: nn.Module, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
     """Means and variances in the dtype and on the device of the parameters they belong to.
 
     They are named as in the model below its wrappers, and returned by the names of the model given.

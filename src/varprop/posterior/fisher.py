@@ -18,7 +18,7 @@ from varprop.errors import CurvatureError, InputError
 from varprop.graph.output import Output, select_output
 from varprop.graph.refusals import refuse_training
 from varprop.posterior.binding import Tensors
-from varprop.posterior.diagonal import from_curvature, positive, trainable
+from varprop.posterior.diagonal import check_positive, from_curvature, trainable
 from varprop.posterior.likelihood import SOFTMAX, Likelihood
 
 FEW = 16
@@ -39,7 +39,7 @@ def moments(
     progress: bool,
 ) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name."""
-    positive(examples=examples, damping=damping)
+    check_positive(examples=examples, damping=damping)
     likelihood = SOFTMAX if link is None else getattr(link, "likelihood", None)
     if not isinstance(likelihood, Likelihood):
         raise InputError(f"link is a {type(link).__name__}, not one of vp.links: Softmax(), Sigmoid(), Gaussian(std)")

@@ -180,7 +180,7 @@ class Posterior(Mapping[str, Moments]):
 
     def scaled(self, factor: float) -> Posterior:
         """All variances times ``factor``: a wider posterior if it is above 1, a narrower one below."""
-        diagonal.positive(factor=factor)
+        diagonal.check_positive(factor=factor)
         found = {name: Moments(pair.mean, pair.var * factor) for name, pair in self._moments.items()}
         for name, pair in found.items():
             if bool((~pair.var.isfinite() | ((pair.var == 0) & (self._moments[name].var > 0))).any()):

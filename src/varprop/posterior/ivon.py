@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, listing, shortened
-from varprop.posterior.binding import Tensors, required
+from varprop.posterior.binding import Tensors, check_model
 from varprop.posterior.diagonal import around
 from varprop.posterior.optimizer_state import Group, Options, kind_of, read_groups
 
 
 def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name. ``source`` is an optimizer or its state dict."""
-    model = required(model, "from_ivon(model, optimizer)")
+    model = check_model(model, "from_ivon(model, optimizer)")
     if hasattr(source, "param_groups"):
         _refuse_sampled(source)
     parameters: dict[str, nn.Parameter] = {}

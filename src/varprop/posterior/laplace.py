@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing
-from varprop.posterior.binding import Tensors, mismatches, placed, required, unwrapped
+from varprop.posterior.binding import Tensors, cast_to_model, check_model, mismatches, unwrapped
 
 _Named = list[tuple[str, nn.Parameter]]
 
 
 def moments(model: nn.Module, la: Any) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name, as the library's own ``mean`` and ``posterior_variance``."""
-    model = required(model, "from_laplace(model, la)")
+    model = check_model(model, "from_laplace(model, la)")
     subset = _diagonal_subset(la)
     if not getattr(la, "n_data", 0):
         raise PosteriorError(f"this {type(la).__name__} is not fitted: call la.fit(train_loader) first")
@@ -32,7 +32,7 @@ def moments(model: nn.Module, la: Any) -> tuple[Tensors, Tensors]:
     means, variances = (_split(flat, names, fitted, la) for flat in (mean, var))
     # A tensor without any entry in the subnetwork is deterministic as a whole.
     random = {name: part for name, part in variances.items() if bool((part != 0).any())}
-    return placed(model, {name: means[name] for name in random}, random)
+    return cast_to_model(model, {name: means[name] for name in random}, random)
 
 
 def _diagonal_subset(la: Any) -> str:

@@ -110,18 +110,9 @@ def _saved_names(
         return dict(zip(keys, names, strict=True))
     entries = [[state.get(key, {}).get(curvature) for key in group["params"]] for group in groups]
     shapes = [[each.shape if isinstance(each, Tensor) else None for each in part] for part in entries]
-    if _fit(model, shapes, expected):
+    if [len(part) for part in expected] == [len(part) for part in shapes]:
         return dict(zip(keys, (name for part in expected for name in part), strict=True))
     return _names_by_order(model, keys, shapes)
-
-
-def _fit(model: nn.Module, shapes: _Shapes, expected: Sequence[Sequence[str]]) -> bool:
-    own = {name: parameter.shape for name, parameter in model.named_parameters()}
-    return [len(part) for part in expected] == [len(part) for part in shapes] and all(
-        shape in (None, own[name])
-        for names, part in zip(expected, shapes, strict=True)
-        for name, shape in zip(names, part, strict=True)
-    )
 
 
 def _names_by_order(model: nn.Module, keys: Sequence[Any], shapes: _Shapes) -> dict[Any, str]:

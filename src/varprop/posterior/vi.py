@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Layout, Tensors, layout, mismatches, placed, required, unwrapped
+from varprop.posterior.binding import Layout, Tensors, cast_to_model, check_model, layout, mismatches, unwrapped
 from varprop.posterior.tensors import nonfinite
 
 # The variance from what layers keep instead of it.
@@ -44,7 +44,7 @@ class _Random(NamedTuple):
 
 def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
     """Means and variances of the random parameters, after checking that all others have the same values in both."""
-    model = required(model, "from_vi(model, bayesian)")
+    model = check_model(model, "from_vi(model, bayesian)")
     if not isinstance(bayesian, nn.Module):
         raise PosteriorError(f"from_vi(model, bayesian): a {type(bayesian).__name__} is no Bayesian network")
     plain, bayesian = unwrapped(model), unwrapped(bayesian)
@@ -71,7 +71,7 @@ def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
     with torch.no_grad():
         wide = {name: torch.promote_types(random.spread.dtype, torch.float32) for name, random in found.items()}
         var = {name: _VARIANCE[random.kind](random.spread.to(wide[name])) for name, random in found.items()}
-    return placed(model, {name: random.mean for name, random in found.items()}, var)
+    return cast_to_model(model, {name: random.mean for name, random in found.items()}, var)
 
 
 def _inventory(bayesian: nn.Module) -> tuple[list[_Random], dict[str, nn.Parameter]]:
