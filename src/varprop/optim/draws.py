@@ -64,12 +64,7 @@ class Draws:
         layout += [(id(p), p.requires_grad, p.dtype, p.device) for group in groups for p in group["params"]]
         if layout != self._layout:
             self._layout = layout
-            self.arenas = [
-                Arena(*part) for index, group in enumerate(groups) for part in _partition(index, group, rank)
-            ]
-            for arena in self.arenas:
-                if is_sharded(arena.params[0]):
-                    arena.group["seed"] = agree(arena.group["seed"], arena.params[0])
+            self.arenas = [arena for index, group in enumerate(groups) for arena in _arenas(index, group, rank)]
         for arena in self.arenas:
             arena.adopt(state)
 
@@ -157,8 +152,8 @@ class Draws:
         return Phase.PENDING
 
     @torch.no_grad()
-    def stand(self) -> None:
-        """Sampled weights until step(): a new draw, or the one eval() suspended."""
+    def sample_until_step(self) -> None:
+        """A new draw, or the one eval() suspended."""
         if self.phase is Phase.MEANS:
             self.refuse_foreign_gradients()
             try:
@@ -230,14 +225,14 @@ def _fill(noise: Flat, arena: Arena, lane: tuple[int, ...], draw: int) -> None:
         fill_normal(row, seed, (0, *lane[1:]), draw)
 
 
-def _partition(
-    index: int, group: dict[str, Any], rank: int
-) -> Iterator[tuple[dict[str, Any], list[Tensor], tuple[int, ...]]]:
+def _arenas(index: int, group: dict[str, Any], rank: int) -> Iterator[Arena]:
     """Trainable parameters of a group that can share an arena, each with the lane of its noise."""
     found: dict[Any, list[Tensor]] = {}
     for p in group["params"]:
         if p.requires_grad:
             place = coordinate(p) if is_sharded(p) else (rank,)
             found.setdefault((p.device, p.dtype, is_sharded(p), place), []).append(p)
-    for number, ((_, _, _, place), params) in enumerate(found.items()):
-        yield group, params, (index, number, *place)
+    for number, ((_, _, sharded, place), params) in enumerate(found.items()):
+        if sharded:
+            group["seed"] = agree(group["seed"], params[0])
+        yield Arena(group, params, (index, number, *place))

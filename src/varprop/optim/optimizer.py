@@ -129,7 +129,7 @@ class IVON(torch.optim.Optimizer):
             self._draws.reduction.refuse_unknown_replicas(self._params())
             self._draws.arrange(self.param_groups, self.state)
         if self._draws.phase is not Phase.BLOCK:
-            self._draws.stand()
+            self._draws.sample_until_step()
 
     def eval(self) -> None:
         """Put the means in place. ``train`` amid an unfinished step puts the same sample back."""

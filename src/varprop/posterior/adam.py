@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from varprop.errors import OptimizerStateError, listing, shortened
@@ -14,6 +13,7 @@ from varprop.posterior.binding import Tensors, check_model
 from varprop.posterior.checkpoints import read_checkpoint
 from varprop.posterior.diagonal import check_one_device, check_positive, from_curvature
 from varprop.posterior.optimizer_state import Group, Options, kind_of, read_groups
+from varprop.posterior.tensors import widened
 
 _SQUARES = "exp_avg_sq"
 _EIGHT_BIT = ("state2", "qmap2", "absmax2")
@@ -47,8 +47,7 @@ def _second_moments(groups: Sequence[Group], kind: str) -> Tensors:
             if fault := _fault(state, group.options):
                 problems.append(f"{name!r}: {fault}")
             elif int(state["step"]):
-                squares = state[_SQUARES].detach()
-                squares = squares.to(torch.promote_types(squares.dtype, torch.float32))
+                squares = widened(state[_SQUARES].detach())
                 found[name] = squares / (1 - float(group.options["betas"][1]) ** int(state["step"]))
     if problems:
         raise OptimizerStateError(listing(f"this {kind} has no curvature to read", shortened(problems)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from varprop.errors import CurvatureError, DeviceMismatchError, PosteriorError, SettingError, listing, shortened
 from varprop.moments import Moments
 from varprop.posterior.binding import Tensors, check_model
-from varprop.posterior.tensors import cast
+from varprop.posterior.tensors import cast, widened
 
 RELATIVE_STD = 0.1
 """Standard deviation of a weight without a width of its own, in units of the root mean square of all weights."""
@@ -55,8 +55,7 @@ def isotropic(model: nn.Module, std: float | None) -> tuple[Tensors, Tensors]:
     check_positive(std=std)
     parameters = trainable(model, "isotropic(model)")
     var = (typical_std(parameters) if std is None else std) ** 2
-    wide = {name: torch.promote_types(p.dtype, torch.float32) for name, p in parameters.items()}
-    return around(parameters, {n: torch.full_like(p, var, dtype=wide[n]) for n, p in parameters.items()})
+    return around(parameters, {name: torch.full_like(widened(p), var) for name, p in parameters.items()})
 
 
 def typical_std(parameters: Parameters) -> float:

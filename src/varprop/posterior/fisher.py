@@ -20,6 +20,7 @@ from varprop.graph.refusals import refuse_training
 from varprop.posterior.binding import Tensors
 from varprop.posterior.diagonal import check_positive, from_curvature, trainable
 from varprop.posterior.likelihood import SOFTMAX, Likelihood
+from varprop.posterior.tensors import widened
 
 FEW = 16
 """Up to this many outputs the expectation over targets is exact; beyond, one target is drawn for each example."""
@@ -64,7 +65,7 @@ def _checked(outputs: Tensor, batch: Batch, number: int) -> Tensor:
         raise CurvatureError(f"the outputs for batch {number} are not finite (NaN or inf)")
     if not outputs.ndim or len(outputs) != len(batch):
         raise InputError(f"{len(batch)} targets, but outputs of shape {list(outputs.shape)}: there is a row an example")
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return widened(outputs)
 
 
 def _scores(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -84,10 +85,7 @@ class _Squares:
         self.model, self.output, self.count = model, output, 0
         self.weights = {name: p.detach() for name, p in parameters.items()}
         self.device = next(iter(self.weights.values())).device
-        self.total = {
-            name: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
-            for name, w in self.weights.items()
-        }
+        self.total = {name: torch.zeros_like(widened(w)) for name, w in self.weights.items()}
         self.most = max(1, AT_ONCE // sum(w.numel() for w in self.weights.values()))
         self.stacked = True
 

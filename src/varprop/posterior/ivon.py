@@ -17,6 +17,7 @@ from varprop.errors import PosteriorError, listing, shortened
 from varprop.posterior.binding import Tensors, check_model
 from varprop.posterior.diagonal import around
 from varprop.posterior.optimizer_state import Group, Options, kind_of, read_groups
+from varprop.posterior.tensors import widened
 
 
 def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
@@ -49,7 +50,7 @@ def _variances(group: Group) -> Tensors:
     var = {}
     for name, curvature in hess.items():
         # IVON keeps hess + weight_decay positive, not hess itself, which may go a little below zero.
-        precision = ess * (curvature.to(torch.promote_types(curvature.dtype, torch.float32)) + weight_decay)
+        precision = ess * (widened(curvature) + weight_decay)
         if wrong := int((~(precision.isfinite() & (precision > 0))).sum()):
             raise PosteriorError(
                 f"hess + weight_decay is not positive and finite in {wrong} of {precision.numel()} entries of "

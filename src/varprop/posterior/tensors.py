@@ -43,6 +43,11 @@ def cast(name: str, moments: Moments, device: torch.device | None, dtype: torch.
     return moved
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """In float32 at least: half precision is too coarse to compute variances in."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def unusable(tensor: Any) -> str | None:
     """Why a value cannot be looked at any further."""
     if not isinstance(tensor, Tensor):
