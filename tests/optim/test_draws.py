@@ -113,25 +113,21 @@ def test_samples_have_the_posterior_s_spread():
     assert abs((z * again).mean()) < 0.03, "draws are independent"
 
 
-def test_looking_at_samples_does_not_change_training():
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_looking_at_samples_does_not_change_training(mode):
     (model, optimizer), (other, other_optimizer) = setup(), setup()
+
+    def look(step):
+        with mode(), optimizer.sampled_params():
+            loss_of(model, step)
+
     for step in range(3):
+        look(step)
         with optimizer.sampled_params(train=True):
             loss_of(model, step).backward()
-        for _ in range(2):
-            with optimizer.sampled_params(), torch.no_grad():
-                loss_of(model, step)
+        look(step)
+        look(step)
         optimizer.step()
-    train(other, other_optimizer, range(3))
-    assert same(weights(model), weights(other))
-
-
-def test_looking_in_inference_mode_first():
-    (model, optimizer), (other, other_optimizer) = setup(), setup()
-    for step in range(3):
-        with torch.inference_mode(), optimizer.sampled_params():
-            loss_of(model, step)
-        train(model, optimizer, [step])
     train(other, other_optimizer, range(3))
     assert same(weights(model), weights(other))
 
