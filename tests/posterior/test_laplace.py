@@ -117,9 +117,15 @@ def test_a_wrapped_model_is_named_as_the_model_given():
         check(Posterior.from_laplace(copy.deepcopy(wrapper), la), la, wrapper, [f"inner.{name}" for name in names])
 
 
+def test_a_network_put_together_from_the_layers_of_the_model():
+    model = two_layers()
+    la = Fake(nn.Sequential(model[0], nn.Identity(), model[1]))
+    check(Posterior.from_laplace(model, la), la, model, ALL)
+
+
 def test_a_copy_of_the_wrong_model():
     model = two_layers()
-    other = nn.Sequential(model[0], nn.ReLU(), model[1])
+    other = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     text = failure(other, Fake(Wrapper(model)), PosteriorMismatchError)
     assert "Fake was fitted to parameters Sequential lacks" in text
     assert "'inner.0.weight' is not a parameter of the model (did you mean '0.weight'?)" in text

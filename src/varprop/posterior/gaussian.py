@@ -14,8 +14,8 @@ from varprop.errors import PosteriorError
 from varprop.graph.output import Output
 from varprop.moments import Moments
 from varprop.posterior import adam, binding, diagonal, file, fisher, flat, ivon, laplace, names, swag, tensors, vi
-from varprop.posterior import samples as checkpoints
 from varprop.posterior.samples import Source
+from varprop.posterior.samples import moments as moments_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -147,7 +147,7 @@ class Posterior(Mapping[str, Moments]):
         For samples around one mode: SGD iterates, MCMC draws, fine-tunings of one model. Not for deep ensembles:
         networks trained from different initialisations lie in different modes, and the mean of their weights in none.
         """
-        return cls.from_tensors(*checkpoints.moments(model, samples))
+        return cls.from_tensors(*moments_of(model, samples))
 
     @classmethod
     def from_vi(cls, model: nn.Module, bayesian: nn.Module) -> Posterior:

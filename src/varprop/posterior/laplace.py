@@ -59,11 +59,14 @@ def _fitted(la: Any, subset: str) -> _Named:
 
 
 def _names(model: nn.Module, la: Any, fitted: _Named) -> list[str]:
-    """What ``model`` calls the fitted parameters.
+    """What ``model`` calls the fitted parameters: by identity, or by name for a copy.
 
     The model may be a part of the fitted one, as when a wrapper around it was fitted because the library wants plain
     logits: then the path to it is left out.
     """
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    if all(id(parameter) in own for _, parameter in fitted):
+        return [own[id(parameter)] for _, parameter in fitted]
     parameters = dict(fitted)
     while mismatches(parameters, model):
         if len({name.partition(".")[0] for name in parameters}) > 1 or not all("." in name for name in parameters):

@@ -62,7 +62,7 @@ def _check_shapes(groups: Sequence[Group], curvature: str) -> None:
         if isinstance(entry := state.get(curvature), Tensor) and entry.shape != group.parameters[name].shape
     ]
     if wrong:
-        remedy = "Give the model that was trained."
+        remedy = "Give the model that was trained, and a state that is whole on this process."
         raise PosteriorMismatchError(listing("this optimizer is of another model", shortened(wrong), remedy))
 
 
