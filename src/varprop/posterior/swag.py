@@ -60,21 +60,13 @@ class SWAG:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        parts: dict[str, Tensors] = {part: {} for part in _PARTS}
-        unknown = []
-        for key, tensor in state.items():
-            part, _, name = key.partition(".")
-            if part in parts and name:
-                parts[part][name] = tensor.to(self._running.device)
-            elif key != "n_averaged":
-                unknown.append(key)
-        names = [list(tensors) for tensors in parts.values()]
-        if unknown or "n_averaged" not in state or any(set(found) != set(names[0]) for found in names):
-            few = f" (unknown: {', '.join(map(repr, unknown[:4]))})" if unknown else ""
-            raise PosteriorError(f"this is no whole state dict of SWAG{few}")
+        names = [key.removeprefix("origin.") for key in state if key.startswith("origin.")]
+        if odd := sorted(state.keys() ^ {"n_averaged", *(f"{part}.{name}" for part in _PARTS for name in names)}):
+            few = ", ".join(map(repr, odd[:4]))
+            raise PosteriorError(f"this is no whole state dict of SWAG (missing or unknown: {few})")
         self._running.count = int(state["n_averaged"])
-        for part, tensors in parts.items():
-            setattr(self._running, part, tensors)
+        for part in _PARTS:
+            setattr(self._running, part, {name: state[f"{part}.{name}"].to(self._running.device) for name in names})
 
     def moments(self) -> tuple[Tensors, Tensors]:
         """Mean and population variance, S/n as in the paper, by parameter name."""
