@@ -1,13 +1,13 @@
 """from_ivon: the optimizer of the ivon-opt package, its checkpoints, and the layout with one state per parameter."""
 
 import copy
-import io
 
 import ivon
 import pytest
 import torch
 from torch import nn
 
+from tests.optim.tasks import through_a_file
 from varprop.errors import PosteriorError, PosteriorMismatchError
 from varprop.posterior import Posterior
 
@@ -32,13 +32,6 @@ def trained(params=None):
     optimizer = ivon.IVON(params(model) if params else model.parameters(), lr=0.1, ess=ESS, weight_decay=DECAY)
     train(model, optimizer)
     return model, optimizer
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def expected(model, optimizer):
