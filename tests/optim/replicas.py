@@ -34,10 +34,9 @@ def data(rank, step):
     return 0.02 * torch.randn(1, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
-def replicated(rank):
+def replicated(**options):
     model = Bowl()
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.001)
-    return model, wrapped
+    return model, DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
 
 
 def settle(model, optimizer, rank, take):
@@ -55,7 +54,7 @@ def settle(model, optimizer, rank, take):
 
 
 def ddp_blocks(rank):
-    model, wrapped = replicated(rank)
+    model, wrapped = replicated()
     torch.manual_seed(rank)  # seeded apart, as some users do
     optimizer = ivon(model.parameters(), **SETTLING)
     optimizer.attach(wrapped)
@@ -69,7 +68,7 @@ def ddp_blocks(rank):
 
 def ddp_plain_loop_with_accumulation(rank):
     """As trainers do it: train() before each forward pass, no_sync() but for the last, clipping, zero_grad after."""
-    model, wrapped = replicated(rank)
+    model, wrapped = replicated()
     optimizer = ivon(model.parameters(), **SETTLING)
     optimizer.attach(wrapped)
 
@@ -87,7 +86,7 @@ def ddp_plain_loop_with_accumulation(rank):
 
 def ddp_draws(rank):
     """A few steps written down: samples, this rank's own gradients, and where the update led. Clipped and scaled."""
-    model, wrapped = replicated(rank)
+    model, wrapped = replicated(gradient_as_bucket_view=True)
     optimizer = ivon(model.parameters(), **SETTLING | {"clip_radius": 0.3})
     optimizer.attach(wrapped)
     draws, after = [], []
@@ -114,14 +113,14 @@ def ddp_resumed(rank):
             optimizer.step()
             optimizer.zero_grad()
 
-    straight = replicated(rank)
+    straight = replicated()
     optimizer = ivon(straight[0].parameters(), **SETTLING)
     optimizer.attach(straight[1])
     run(*straight, optimizer, range(5))
     saved = copy.deepcopy([optimizer.state_dict(), straight[0].state_dict()])
     run(*straight, optimizer, range(5, 10))
     dist.broadcast_object_list(saved, src=0)
-    model, wrapped = replicated(rank)
+    model, wrapped = replicated()
     model.load_state_dict(saved[1])
     torch.manual_seed(123 + rank)
     resumed = ivon(model.parameters(), **SETTLING | {"seed": None})
@@ -142,7 +141,7 @@ def message(function):
 
 def ddp_refusals(rank):
     found = {}
-    model, wrapped = replicated(rank)
+    model, wrapped = replicated()
     unattached = ivon(model.parameters())
     found["unattached block"] = message(lambda: unattached.sampled_params(train=True).__enter__())
     found["unattached loop"] = message(unattached.train)

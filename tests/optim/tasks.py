@@ -1,23 +1,11 @@
 """Small problems the optimizer's tests share."""
 
+import io
+
 import torch
 from torch import nn
 
 from varprop.optim import IVON
-
-CURVATURES = torch.tensor([0.5, 1.0, 2.0]).repeat_interleave(400)
-
-
-class Quadratic(nn.Module):
-    """A loss whose curvature is known: ½ Σ c w², plus noise of the data that moves the gradient."""
-
-    def __init__(self, curvatures=CURVATURES):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones_like(curvatures))
-        self.register_buffer("curvatures", curvatures)
-
-    def forward(self, shift):
-        return (0.5 * self.curvatures * self.weight.square() + shift * self.weight).sum()
 
 
 def network(seed=0):
@@ -29,15 +17,9 @@ def ivon(params, **settings):
     return IVON(params, **{"lr": 0.1, "ess": 50.0, "beta2": 0.9, "weight_decay": 0.01, "seed": 1} | settings)
 
 
-def batch(step):
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(8, 3, generator=generator)
-    return x, x.sum(1, keepdim=True).sin().expand(-1, 2)
-
-
 def loss_of(model, step):
-    x, y = batch(step)
-    return (model(x) - y).square().mean()
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)).to(model[0].weight.dtype)
+    return (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
 
 
 def train(model, optimizer, steps):
@@ -53,6 +35,13 @@ def weights(model):
 
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def curvature(optimizer):

@@ -9,7 +9,7 @@ from torch import nn
 from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
 from varprop.errors import SamplingError, SettingError
 from varprop.optim import IVON, arena, streams
-from varprop.optim.streams import Noise
+from varprop.optim.streams import fill_normal
 
 
 def setup(**settings):
@@ -51,24 +51,33 @@ def test_means_come_back_after_any_exception(kind, trains):
     assert torch.equal(curvature(optimizer), curvature(other_optimizer))
 
 
-@pytest.mark.parametrize("fails_at", [0, 2])
-def test_an_interrupt_while_the_weights_are_perturbed(monkeypatch, fails_at):
+@pytest.mark.parametrize(
+    ("where", "name", "calls"),
+    [
+        (streams, "fill_float32", 0),
+        (arena.Arena, "_keep_means", 0),
+        (arena.Arena, "_keep_means", 1),
+        (torch, "_foreach_addcmul_", 0),
+        (torch, "_foreach_addcmul_", 2),
+    ],
+)
+def test_an_interrupt_while_the_weights_are_perturbed(monkeypatch, where, name, calls):
     """Weights that were not reached yet keep their values, also if there are no means of them on record."""
-    monkeypatch.setattr("varprop.optim.arena.PIECE", 8)
+    monkeypatch.setattr(arena, "PIECE", 8)
     model, optimizer = setup()
-    before, calls, add = weights(model), [], torch._foreach_addcmul_
+    before, made, function = weights(model), [], getattr(where, name)
 
     def interrupt(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == fails_at + 1:
+        if len(made) == calls:
             raise KeyboardInterrupt
-        add(*args, **kwargs)
+        made.append(args)
+        function(*args, **kwargs)
 
-    monkeypatch.setattr(torch, "_foreach_addcmul_", interrupt)
+    monkeypatch.setattr(where, name, interrupt)
     with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
         pass
     assert same(weights(model), before)
-    calls.clear()
+    made.clear()
     with pytest.raises(KeyboardInterrupt):
         optimizer.train()
     assert not optimizer.perturbed
@@ -104,25 +113,21 @@ def test_samples_have_the_posterior_s_spread():
     assert abs((z * again).mean()) < 0.03, "draws are independent"
 
 
-def test_looking_at_samples_does_not_change_training():
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_looking_at_samples_does_not_change_training(mode):
     (model, optimizer), (other, other_optimizer) = setup(), setup()
+
+    def look(step):
+        with mode(), optimizer.sampled_params():
+            loss_of(model, step)
+
     for step in range(3):
+        look(step)
         with optimizer.sampled_params(train=True):
             loss_of(model, step).backward()
-        for _ in range(2):
-            with optimizer.sampled_params(), torch.no_grad():
-                loss_of(model, step)
+        look(step)
+        look(step)
         optimizer.step()
-    train(other, other_optimizer, range(3))
-    assert same(weights(model), weights(other))
-
-
-def test_looking_in_inference_mode_first():
-    (model, optimizer), (other, other_optimizer) = setup(), setup()
-    for step in range(3):
-        with torch.inference_mode(), optimizer.sampled_params():
-            loss_of(model, step)
-        train(model, optimizer, [step])
     train(other, other_optimizer, range(3))
     assert same(weights(model), weights(other))
 
@@ -349,46 +354,10 @@ def test_memory_formats_and_empty_parameters():
     assert model.scalar != 2
 
 
-@pytest.mark.parametrize("portions", [0, 1])
-def test_an_interrupt_while_weights_are_put_in_place(portions, monkeypatch):
-    """Wherever it comes, the weights are the means afterwards."""
-    monkeypatch.setattr(arena, "PIECE", 8)
-    model = nn.Linear(8, 4)
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = IVON(model.parameters(), lr=0.1, ess=10)
-    kept, keep = [], arena.Arena._keep_means
-
-    def broken(self, some):
-        if len(kept) == portions:
-            raise KeyboardInterrupt
-        kept.append(some)
-        keep(self, some)
-
-    monkeypatch.setattr(arena.Arena, "_keep_means", broken)
-    with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
-        pass
-    assert len(kept) == portions
-    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
-
-
-def test_an_interrupt_while_noise_is_drawn(monkeypatch):
-    model = nn.Linear(8, 4)
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = IVON(model.parameters(), lr=0.1, ess=10)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(streams, "fill_float32", interrupted)
-    with pytest.raises(KeyboardInterrupt), optimizer.sampled_params(train=True):
-        pass
-    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
-
-
 def test_noise_of_any_size_is_filled_to_its_end():
     for size in (1, 2, 5, 1001):
         vector = torch.full((size,), torch.nan)
-        Noise().stream(vector.device, 0, (0,), 0)(vector)
+        fill_normal(vector, 0, (0,), 0)
         assert vector.isfinite().all()
         assert len(vector.unique()) == size
 
@@ -396,7 +365,7 @@ def test_noise_of_any_size_is_filled_to_its_end():
 def test_noise_is_normal_and_uncorrelated():
     first, second = (torch.empty(1 << 20) for _ in range(2))
     for draw, vector in enumerate((first, second)):
-        Noise().stream(vector.device, 7, (0, 1), draw)(vector)
+        fill_normal(vector, 7, (0, 1), draw)
     z = torch.cat([first, second]).double()
     error = len(z) ** -0.5
     assert abs(z.mean()) < 5 * error
@@ -420,7 +389,7 @@ def test_noise_is_normal_and_uncorrelated():
 def test_streams_have_names():
     def drawn(seed, lane, draw, size=100):
         vector = torch.empty(size)
-        Noise().stream(vector.device, seed, lane, draw)(vector)
+        fill_normal(vector, seed, lane, draw)
         return vector
 
     assert torch.equal(drawn(0, (0, 0), 3), drawn(0, (0, 0), 3))

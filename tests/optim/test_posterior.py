@@ -1,20 +1,11 @@
 """Posterior.from_ivon reads the optimizer, live and saved."""
 
-import io
-
 import pytest
 import torch
 
-from tests.optim.tasks import ivon, loss_of, network, train
+from tests.optim.tasks import ivon, loss_of, network, through_a_file, train
 from varprop.errors import PosteriorError
 from varprop.posterior import Posterior
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def groups(model):
@@ -28,11 +19,7 @@ def groups(model):
 def test_variances_live_and_saved(dtype):
     model = network().to(dtype)
     optimizer = ivon(groups(model))
-    for _ in range(5):
-        optimizer.train()
-        model(torch.randn(8, 3, dtype=dtype)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, range(5))
     for source in (optimizer, optimizer.state_dict(), through_a_file(optimizer.state_dict())):
         posterior = Posterior.from_ivon(model, source)
         assert set(posterior) == {name for name, _ in model.named_parameters()}

@@ -1,21 +1,13 @@
 """Resuming equals never having stopped, bit for bit; state survives files, copies and dtypes."""
 
 import copy
-import io
 
 import pytest
 import torch
 from torch import nn
 
-from tests.optim.tasks import curvature, ivon, loss_of, network, same, train, weights
+from tests.optim.tasks import curvature, ivon, loss_of, network, same, through_a_file, train, weights
 from varprop.errors import SamplingError
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def make(dtype=torch.float32, seed=1):
@@ -29,8 +21,7 @@ def make(dtype=torch.float32, seed=1):
 def go(model, optimizer, schedule, steps):
     for step in steps:
         optimizer.train()
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()).dtype)
-        model(x).square().mean().backward()
+        loss_of(model, step).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         schedule.step()
@@ -61,7 +52,7 @@ def test_resuming_is_going_on(dtype):
 
 
 def test_a_copy_goes_on_alike():
-    model, optimizer = network(), None
+    model = network()
     optimizer = ivon(model.parameters(), mc_samples=2)
     train(model, optimizer, range(3))
     twin, twin_optimizer = copy.deepcopy((model, optimizer))

@@ -159,7 +159,7 @@ def test_a_folder_of_trainer_is_read_by_its_rule_where_shapes_would_not_tell(tmp
     groups = [{"params": [p for n, p in own.items() if ("bias" in n) == exempt]} for exempt in (False, True)]
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     train(model, optimizer)
-    with pytest.raises(PosteriorMismatchError, match="in more than one way"):
+    with pytest.raises(PosteriorMismatchError, match="do not tell which parameters"):
         read(model, optimizer.state_dict())
     check(read(model, trainer_folder(tmp_path / "checkpoint-3", optimizer)), model, optimizer)
 
@@ -237,6 +237,8 @@ def test_an_optimizer_of_another_model():
     other = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2))
     with pytest.raises(PosteriorMismatchError, match="of another model"):
         read(other, optimizer.state_dict())
+    with pytest.raises(PosteriorMismatchError, match="those of another model"):
+        read(other, trained(params=decayed_or_not)[1].state_dict())
     with pytest.raises(PosteriorMismatchError, match="cannot be told"):
         read(nn.Linear(3, 4), optimizer.state_dict())
 

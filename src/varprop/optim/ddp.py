@@ -8,7 +8,7 @@ communication hook, where each rank's own gradient still is, and averaged beside
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,6 @@ from varprop.optim.arena import Arena
 from varprop.optim.sharded import is_sharded
 
 
-class _Sent(NamedTuple):
-    """One bucket on its way: ĝ·z and ĝ averaged over ranks, and where each parameter lies in them."""
-
-    work: Any
-    product: Tensor
-    gradient: Tensor
-    places: list[tuple[Tensor, int, tuple[int, ...]]]
-
-
 class Reduction:
     """How the replicas of a model share what their gradients say. Until ``attach`` nobody has said how."""
 
@@ -35,7 +26,8 @@ class Reduction:
         self.rank = 0
         self._attached = False
         self._group: Any = None  # of a model whose replicas are averaged
-        self._sent: list[_Sent] | None = None  # None: no draw is under way
+        # Each parameter's ĝ·z and ĝ averaged over ranks, once the backward pass is done; None: no draw is under way.
+        self._sent: list[tuple[Tensor, Tensor, Tensor]] | None = None
         self._noise: dict[Tensor, Tensor] = {}
 
     def attach(self, model: nn.Module | None, params: Iterable[Tensor]) -> None:
@@ -72,62 +64,49 @@ class Reduction:
             self._noise = {p: part for a in arenas for p, part in zip(a.params, a.noise.parts, strict=True)}
 
     def send(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Average a bucket of gradients over ranks, and beside it what they are times the noise of each rank."""
         buffer = bucket.buffer().div_(dist.get_world_size(self._group))
         pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         ours = [(p, g) for p, g in pairs if p in self._noise]
         if self._sent is None or not ours:
-            return _sum(buffer, self._group).get_future().then(_value)
-        product = torch.zeros(buffer.numel(), dtype=self._noise[ours[0][0]].dtype, device=buffer.device)
-        places = [(p, g.storage_offset() - buffer.storage_offset(), g.stride()) for p, g in ours]
-        for (p, offset, stride), (_, gradient) in zip(places, ours, strict=True):
-            torch.mul(gradient, self._noise[p], out=product.as_strided(p.shape, stride, offset))
-        kept = torch.empty_like(buffer)
-        self._sent.append(_Sent(_sum(product, self._group), product, kept, places))
-
-        def keep(done: Any) -> Tensor:
-            kept.copy_(_value(done))
-            return _value(done)
-
-        return _sum(buffer, self._group).get_future().then(keep)
+            return self._sum(buffer).then(_value)
+        size = buffer.numel()
+        both = torch.zeros(2, size, dtype=self._noise[ours[0][0]].dtype, device=buffer.device)
+        both[0] = buffer
+        for p, gradient in ours:
+            place = gradient.storage_offset() - buffer.storage_offset()
+            average, product = (both.as_strided(p.shape, gradient.stride(), start) for start in (place, size + place))
+            torch.mul(gradient, self._noise[p], out=product)
+            self._sent.append((p, product, average))
+        return self._sum(both).then(lambda done: buffer.copy_(_value(done)[0]))
 
     def gather(self, arenas: Sequence[Arena]) -> None:
-        """Wait for the averages of the draw that ends and give them to the arenas."""
+        """Give the averages of the draw that ends to the arenas; the backward pass has waited for them."""
         if self._group is None:
             return
-        found: dict[Tensor, tuple[Tensor, Tensor]] = {}
         sent, self._sent = self._sent or [], None
-        for work, product, gradient, places in sent:
-            work.wait()
-            for p, offset, stride in places:
-                if p in found:
-                    raise SamplingError(
-                        "gradients were averaged over ranks more than once in one draw. When accumulating, run every "
-                        "backward pass but the last of a draw under model.no_sync()"
-                    )
-                found[p] = product.as_strided(p.shape, stride, offset), gradient.as_strided(p.shape, stride, offset)
+        found = {p: (product, average) for p, product, average in sent}
+        if len(found) < len(sent):
+            raise SamplingError(
+                "gradients were averaged over ranks more than once in one draw. When accumulating, run every backward "
+                "pass but the last of a draw under model.no_sync()"
+            )
+        if any(p.grad is not None and p not in found for arena in arenas for p in arena.params):
+            raise SamplingError(
+                "a gradient was not averaged over ranks: the last backward pass before step() ran under "
+                "model.no_sync(), or not through the model given to attach()"
+            )
         for arena in arenas:
-            self._hand_over(arena, found)
+            for index, p in enumerate(arena.params):
+                if p in found:
+                    arena.set_product(index, *found[p])
 
-    def _hand_over(self, arena: Arena, found: dict[Tensor, tuple[Tensor, Tensor]]) -> None:
-        products, lefts = arena.spare("product").parts, arena.spare("left").parts
-        for p, product, left in zip(arena.params, products, lefts, strict=True):
-            if p in found:
-                product.copy_(found[p][0])
-                left.copy_(found[p][1])
-            elif p.grad is not None:
-                raise SamplingError(
-                    "a gradient was not averaged over ranks: the last backward pass before step() ran under "
-                    "model.no_sync(), or not through the model given to attach()"
-                )
-        arena.averaged = True
+    def _sum(self, tensor: Tensor) -> Any:
+        return dist.all_reduce(tensor, group=self._group, async_op=True).get_future()
 
 
 def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _sum(tensor: Tensor, group: Any) -> Any:
-    return dist.all_reduce(tensor, group=group, async_op=True)
 
 
 def _value(done: Any) -> Tensor:

@@ -9,7 +9,7 @@ A step uses one draw or several. Between draws and steps the weights are the mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -21,7 +21,7 @@ from varprop.errors import SamplingError
 from varprop.optim.arena import Arena, Flat, State
 from varprop.optim.ddp import Reduction
 from varprop.optim.sharded import agree, coordinate, is_sharded, local
-from varprop.optim.streams import Noise
+from varprop.optim.streams import fill_normal
 
 _EVALUATION = 0x5EED  # a lane of its own: looking at samples changes nothing in training
 _SPENT = "_varprop_spent"
@@ -44,10 +44,9 @@ class Draws:
         self.phase = Phase.MEANS
         self.arenas: list[Arena] = []
         self._layout: list[tuple[Any, ...]] = []  # what the arenas were made for
-        self._away: list[Arena] = []  # those whose weights are a sample now
+        self._sampled: list[Arena] = []  # those whose weights are a sample now
         self.count = 0  # draws whose gradients step() will use
         self.reduction = Reduction()
-        self._noise = Noise()
         self._looks = 0
 
     @property
@@ -65,19 +64,16 @@ class Draws:
         layout += [(id(p), p.requires_grad, p.dtype, p.device) for group in groups for p in group["params"]]
         if layout != self._layout:
             self._layout = layout
-            self.arenas = [
-                Arena(*part) for index, group in enumerate(groups) for part in _partition(index, group, rank)
-            ]
-            for arena in self.arenas:
-                if is_sharded(arena.params[0]):
-                    arena.group["seed"] = agree(arena.group["seed"], arena.params[0])
+            self.arenas = [arena for index, group in enumerate(groups) for arena in _arenas(index, group, rank)]
         for arena in self.arenas:
             arena.adopt(state)
 
     @contextmanager
     def block(self, train: bool) -> Iterator[None]:
         """Sampled weights for a while; the means again afterwards, whatever happens."""
-        after, gradients = self.phase, [(p, p.grad) for arena in self.arenas for p in arena.params]
+        after, earlier = self.phase, {p: p.grad for arena in self.arenas for p in arena.params}
+        if train and self.count:  # replicas may reuse the memory for the gradients of the next draw
+            earlier = {p: None if gradient is None else gradient.clone() for p, gradient in earlier.items()}
         self.phase = Phase.BLOCK
         try:
             if train:
@@ -86,11 +82,11 @@ class Draws:
                 self._look()
             yield
             if train:
-                self._finish()
+                self._finish(earlier)
                 after = Phase.PENDING
         except BaseException:
             if train:
-                after = self._take_back(gradients)
+                after = self._roll_back(earlier)
             raise
         finally:
             self._restore()
@@ -102,15 +98,15 @@ class Draws:
         self._looks += 1
         for arena in self.arenas:
             noise = arena.new()
-            self._perturb(arena, noise, self._draw(arena, (*arena.lane, _EVALUATION), self._looks))
+            _fill(noise, arena, (*arena.lane, _EVALUATION), self._looks)
+            self._perturb(arena, noise)
 
     @torch.no_grad()
     def _begin(self) -> None:
         """A draw that is learnt from."""
-        if self.count:
-            self._set_aside()
+        if self.count and not all(arena.keep_product() for arena in self.arenas):
+            self.count = 0  # a loss scaler saw it and skipped the step: that draw is over
         for arena in self.arenas:
-            arena.averaged = False
             for p in arena.params:
                 p.grad = None
         self._sample()
@@ -118,95 +114,48 @@ class Draws:
     def _sample(self) -> None:
         """New noise, and weights that carry it."""
         for arena in self.arenas:
-            self._perturb(arena, arena.noise, self._draw(arena, arena.lane, arena.group["draws"]))
+            _fill(arena.noise, arena, arena.lane, arena.group["draws"])
+            self._perturb(arena, arena.noise)
         for group in {id(arena.group): arena.group for arena in self.arenas}.values():
             group["draws"] += 1
         self.reduction.start(self.arenas)
 
-    def _draw(self, arena: Arena, lane: tuple[int, ...], draw: int) -> Callable[[Tensor], None]:
-        seeds = arena.group["seed"]
-        if isinstance(seeds, int):
-            return self._noise.stream(arena.device, seeds, lane, draw)
-        lane = (0, *lane[1:])  # the rows' seeds tell them apart, whatever group they are in
-        fills = [self._noise.stream(arena.device, seed, lane, draw) for seed in seeds]
-        size = arena.params[0].numel() // len(seeds)
-
-        def fill(vector: Tensor) -> None:
-            for row, each in zip(vector[: size * len(fills)].split(size), fills, strict=True):
-                each(row)
-
-        return fill
-
-    def _perturb(self, arena: Arena, noise: Flat, draw: Callable[[Tensor], None] | None = None) -> None:
-        self._away.append(arena)
-        arena.perturb(noise, draw)
+    def _perturb(self, arena: Arena, noise: Flat) -> None:
+        self._sampled.append(arena)
+        arena.perturb(noise)
 
     @torch.no_grad()
     def _restore(self) -> None:
         """The means of whatever has been perturbed, and of nothing else: the other means may be out of date."""
-        for arena in self._away:
+        for arena in self._sampled:
             arena.restore()
-        self._away.clear()
+        self._sampled.clear()
 
     @torch.no_grad()
-    def _set_aside(self) -> None:
-        """Keep what the draws so far gave, before the next one overwrites noise and gradients."""
-        finite = True
-        for arena in self.arenas:
-            product, total = arena.spare("total product"), arena.spare("total gradient")
-            product.whole.zero_()
-            total.whole.zero_()
-            gradients = arena.gradients()
-            arena.write_product(product, gradients)
-            for part, gradient in zip(total.parts, gradients, strict=True):
-                if gradient is not None:
-                    part.copy_(gradient)
-            arena.reached = [gradient is not None for gradient in gradients]
-            finite = finite and bool(total.whole.isfinite().all())
-            arena.averaged = False
-        if not finite:  # a loss scaler saw it and skipped the step: that draw is over
-            self.count = 0
-
-    @torch.no_grad()
-    def _finish(self) -> None:
+    def _finish(self, earlier: Mapping[Tensor, Tensor | None]) -> None:
         """Average the draw that ends into those before it, and leave the average gradient in .grad."""
         self.reduction.gather(self.arenas)
         self.count += 1
-        if self.count == 1:
-            return
-        for arena in self.arenas:
-            gradients = arena.gradients()
-            arena.write_product(arena.noise, gradients)
-            products, totals = arena.spare("total product").parts, arena.spare("total gradient").parts
-            for product, total, latest, g in zip(products, totals, arena.noise.parts, gradients, strict=True):
-                weight = 1 / self.count
-                _ = product.mul_(1 - weight) if g is None else product.lerp_(latest, weight)
-                _ = total.mul_(1 - weight) if g is None else total.lerp_(g, weight)
-            for p, total, reached in zip(arena.params, totals, arena.reached, strict=True):
-                if p.grad is None and reached:
-                    p.grad = torch.zeros_like(p)
-                if p.grad is not None:
-                    local(p.grad).copy_(total)
-            arena.leave_averages()
+        if self.count > 1:
+            for arena in self.arenas:
+                arena.average(earlier, 1 / self.count)
 
     @torch.no_grad()
-    def _take_back(self, gradients: Sequence[tuple[Tensor, Tensor | None]]) -> Phase:
+    def _roll_back(self, earlier: Mapping[Tensor, Tensor | None]) -> Phase:
         """Go back to the draws before the one that failed."""
-        for p, gradient in gradients:
+        for p, gradient in earlier.items():
             p.grad = gradient
         if not self.count:
             return Phase.MEANS
         for arena in self.arenas:
-            arena.leave_averages()
+            arena.recover_noise()
         return Phase.PENDING
 
     @torch.no_grad()
-    def stand(self) -> None:
-        """Sampled weights until step(): a new draw, or the one eval() suspended."""
+    def sample_until_step(self) -> None:
+        """A new draw, or the one eval() suspended."""
         if self.phase is Phase.MEANS:
             self.refuse_foreign_gradients()
-            for arena in self.arenas:
-                arena.averaged = False
             try:
                 self._sample()
             except BaseException:
@@ -243,13 +192,13 @@ class Draws:
             self.reduction.gather(self.arenas)
         if self.phase is not Phase.STANDING:
             for arena in self.arenas:
-                arena.heed_changes()
+                arena.accept_changes()
         for arena in self.arenas:
             arena.update()
             for p in arena.params:
                 if p.grad is not None:
                     setattr(p.grad, _SPENT, p.grad._version)
-        self._away.clear()  # the update has put the means in place
+        self._sampled.clear()  # the update has put the means in place
         self.forget()
 
     def refuse_foreign_gradients(self) -> None:
@@ -265,14 +214,25 @@ class Draws:
                     )
 
 
-def _partition(
-    index: int, group: dict[str, Any], rank: int
-) -> Iterator[tuple[dict[str, Any], list[Tensor], tuple[int, ...]]]:
+def _fill(noise: Flat, arena: Arena, lane: tuple[int, ...], draw: int) -> None:
+    seeds = arena.group["seed"]
+    if isinstance(seeds, int):
+        fill_normal(noise.whole, seeds, lane, draw)
+        return
+    # The rows' seeds tell them apart, whatever group they are in.
+    size = arena.params[0].numel() // len(seeds)
+    for row, seed in zip(noise.whole[: size * len(seeds)].split(size), seeds, strict=True):
+        fill_normal(row, seed, (0, *lane[1:]), draw)
+
+
+def _arenas(index: int, group: dict[str, Any], rank: int) -> Iterator[Arena]:
     """Trainable parameters of a group that can share an arena, each with the lane of its noise."""
     found: dict[Any, list[Tensor]] = {}
     for p in group["params"]:
         if p.requires_grad:
             place = coordinate(p) if is_sharded(p) else (rank,)
             found.setdefault((p.device, p.dtype, is_sharded(p), place), []).append(p)
-    for number, ((_, _, _, place), params) in enumerate(found.items()):
-        yield group, params, (index, number, *place)
+    for number, ((_, _, sharded, place), params) in enumerate(found.items()):
+        if sharded:
+            group["seed"] = agree(group["seed"], params[0])
+        yield Arena(group, params, (index, number, *place))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,12 @@ from torch.optim.optimizer import ParamsT
 
 from varprop.errors import SamplingError, SettingError
 from varprop.optim.draws import Draws, Phase
-from varprop.optim.legacy import unflatten
 from varprop.optim.settings import check, check_integer
 from varprop.optim.sharded import local
 from varprop.optim.streams import fresh_seed
+
+# ivon-opt saves no step count. Its momentum is taken as settled: at this count the correction for the start is nil.
+_SETTLED = 1_000_000
 
 
 class IVON(torch.optim.Optimizer):
@@ -127,7 +129,7 @@ class IVON(torch.optim.Optimizer):
             self._draws.reduction.refuse_unknown_replicas(self._params())
             self._draws.arrange(self.param_groups, self.state)
         if self._draws.phase is not Phase.BLOCK:
-            self._draws.stand()
+            self._draws.sample_until_step()
 
     def eval(self) -> None:
         """Put the means in place. ``train`` amid an unfinished step puts the same sample back."""
@@ -199,7 +201,7 @@ class IVON(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._refuse_perturbed("loaded")
-        state_dict = unflatten(state_dict, self.param_groups)
+        state_dict = _unflattened(state_dict, self.param_groups)
         for group in state_dict["param_groups"]:
             options = {name: value for name, value in group.items() if name != "params"}  # which are numbers here
             check({**options, "lr": group.get("lr") or 1.0})  # schedules begin or end at 0
@@ -233,3 +235,25 @@ class IVON(torch.optim.Optimizer):
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
+
+
+def _unflattened(state_dict: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Checkpoints of ``ivon-opt``, which have a vector for each group, with a state for each parameter instead."""
+    saved = state_dict["param_groups"]
+    if not any("hess" in group for group in saved):
+        return state_dict
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
+        raise SettingError("the checkpoint has other parameter groups than the optimizer")
+    state: dict[Any, Any] = {}
+    options = []
+    for group, ours in zip(saved, groups, strict=True):
+        sizes = [p.numel() for p in ours["params"]]
+        for name in ("momentum", "hess"):
+            if (entries := group[name].numel()) != sum(sizes):
+                raise SettingError(f"{name!r} has {entries} entries, the parameters of its group {sum(sizes)}")
+            for key, p, part in zip(group["params"], ours["params"], group[name].split(sizes), strict=True):
+                state.setdefault(key, {"step": _SETTLED})[name] = part.view(p.shape)
+        dropped = ("momentum", "hess", "numel", "mc_samples")
+        kept = {name: value for name, value in group.items() if name not in dropped}
+        options.append({"seed": ours["seed"], "draws": 0} | kept)
+    return {"state": state, "param_groups": options}

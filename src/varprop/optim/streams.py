@@ -8,41 +8,25 @@ back. A running generator could do neither: its state differs from rank to rank,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 PIECE = 1 << 21  # entries that are drawn together: more would take memory, fewer take more calls
-Fill = Callable[[Tensor], None]
 
 
-class Noise:
-    """Fills vectors with standard normal noise, leaving torch's global generators alone."""
-
-    def __init__(self) -> None:
-        self._generators: dict[torch.device, torch.Generator] = {}
-
-    def stream(self, device: torch.device, seed: int, lane: Iterable[int], draw: int) -> Fill:
-        """A function that fills one vector after the other from the stream of that name."""
-        name = np.random.SeedSequence(seed, spawn_key=(*lane, draw))
-        bits = np.random.SFC64(name) if device.type == "cpu" else None
-        fresh = True
-
-        def fill(vector: Tensor) -> None:
-            nonlocal fresh
-            if bits is not None and vector.dtype == torch.float32:
-                for piece in vector.split(PIECE):
-                    fill_float32(piece, bits)
-                return
-            generator = self._generators.setdefault(device, torch.Generator(device))
-            if fresh:  # only now: another stream may have used the generator since
-                generator.manual_seed(int(name.generate_state(1, np.uint64)[0]))
-                fresh = False
-            vector.normal_(generator=generator)
-
-        return fill
+def fill_normal(vector: Tensor, seed: int, lane: Iterable[int], draw: int) -> None:
+    """Standard normal noise from the stream of that name; torch's global generators are left alone."""
+    name = np.random.SeedSequence(seed, spawn_key=(*lane, draw))
+    if vector.device.type == "cpu" and vector.dtype == torch.float32:
+        bits = np.random.SFC64(name)
+        for piece in vector.split(PIECE):
+            fill_float32(piece, bits)
+    else:
+        generator = torch.Generator(vector.device).manual_seed(int(name.generate_state(1, np.uint64)[0]))
+        vector.normal_(generator=generator)
 
 
 def fill_float32(vector: Tensor, bits: np.random.SFC64) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,30 +14,6 @@ PIECE = 1 << 18
 LARGEST = PIECE + PIECE // 2
 
 
-class Scratch:
-    """Two work vectors. Kept on a CPU, where large allocations cost page faults; elsewhere torch caches them."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._kept = like.new_empty(2, min(like.numel(), LARGEST)) if like.device.type == "cpu" else None
-
-    def pieces(self, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """The vectors piece by piece, each time followed by two work vectors of that length."""
-        length = vectors[0].numel()
-        if self._kept is None:
-            yield (*vectors, *vectors[0].new_empty(2, length))
-            return
-        count = max(1, round(length / PIECE))  # of equal pieces: one that is much smaller costs as many calls
-        size = -(-length // count)
-        for start in range(0, length, size):
-            part = tuple(vector[start : start + size] for vector in vectors)
-            yield (*part, *self._kept[:, : part[0].numel()])
-
-
-def scale_(scale: Tensor, hess: Tensor, weight_decay: float) -> None:
-    """1/√(h + δ), which times z/√λ is the noise."""
-    torch.add(hess, weight_decay, out=scale).rsqrt_()
-
-
 def step_(
     mean: Tensor,
     momentum: Tensor,
@@ -47,9 +22,12 @@ def step_(
     product: Tensor,
     step: int,
     settings: Settings,
-    scratch: Scratch,
+    work: Tensor | None,
 ) -> None:
     """One update of h and m; ``momentum`` has taken ĝ in already, ``product`` is ĝ·z and is overwritten.
+
+    ``work`` is of shape [2, LARGEST] or less for small vectors. It is for CPUs, where pieces should fit a cache and
+    large allocations cost page faults; elsewhere None.
 
     ĥ = ĝ·ε·λ(h+δ) = ĝ·z·√λ/s   with s = 1/√(h+δ), the ``scale``
     h ← β₂h + (1−β₂)ĥ + ½(1−β₂)²(h−ĥ)²/(h+δ)
@@ -59,7 +37,11 @@ def step_(
     debias = 1 - settings.beta1**step
     radius = settings.clip_radius * debias  # the division by debias is left to the last multiplication
     rate = settings.lr * (settings.hess_init + decay) / debias
-    for m, g, h, s, x, a, b in scratch.pieces(mean, momentum, hess, scale, product):
+    count = 1 if work is None else max(1, round(mean.numel() / PIECE))  # of equal size: a small one costs as many calls
+    size = -(-mean.numel() // count)
+    vectors = (mean, momentum, hess, scale, product)
+    for m, g, h, s, x in zip(*(vector.split(size) for vector in vectors), strict=True):
+        a, b = m.new_empty(2, m.numel()) if work is None else work[:, : m.numel()]
         torch.addcdiv(h, x, s, value=-math.sqrt(settings.ess), out=x)  # h − ĥ
         torch.mul(x, s, out=b)
         h.add_(x, alpha=-slow).addcmul_(b, b, value=0.5 * slow**2)

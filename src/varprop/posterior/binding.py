@@ -47,7 +47,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def required(model: Any, call: str) -> nn.Module:
+def check_model(model: Any, call: str) -> nn.Module:
     """``model``, or an error if the arguments are in the wrong order."""
     if not isinstance(model, nn.Module):
         raise PosteriorError(f"{call}: the model comes first, not {type(model).__name__}")
@@ -74,7 +74,7 @@ def mismatches(named: Mapping[str, Any], model: nn.Module) -> list[str]:
     return found
 
 
-def placed(model: nn.Module, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+def cast_to_model(model: nn.Module, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
     """Means and variances in the dtype and on the device of the parameters they belong to.
 
     They are named as in the model below its wrappers, and returned by the names of the model given.
@@ -84,13 +84,14 @@ def placed(model: nn.Module, mean: Mapping[str, Tensor], var: Mapping[str, Tenso
         headline = f"these weights do not fit {type(model).__name__}"
         raise PosteriorMismatchError(listing(headline, shortened(problems), "Give the model they were collected from."))
     parameters = dict(inner.named_parameters(remove_duplicate=False))
-    given = {id(parameter): name for name, parameter in model.named_parameters()}
-    moved = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    means, variances = {}, {}
     for name, tensor in mean.items():
         parameter = parameters[name]
         exact = Moments(tensor.detach(), var[name].detach())
-        moved[given[id(parameter)]] = cast(name, exact, parameter.device, parameter.dtype)
-    return {name: pair.mean for name, pair in moved.items()}, {name: pair.var for name, pair in moved.items()}
+        given = names[id(parameter)]
+        means[given], variances[given] = cast(name, exact, parameter.device, parameter.dtype)
+    return means, variances
 
 
 def bind(moments: Mapping[str, Moments], model: nn.Module) -> dict[str, Moments]:
@@ -125,9 +126,7 @@ def _conflicts(moments: Mapping[str, Moments], parameters: Mapping[str, nn.Param
 
 
 def _same(a: Moments, b: Moments) -> bool:
-    if (a.mean.dtype, a.mean.device) != (b.mean.dtype, b.mean.device):
-        return False
-    return torch.equal(a.mean, b.mean) and torch.equal(a.var, b.var)
+    return all(x.dtype == y.dtype and x.device == y.device and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _check_devices(moments: Mapping[str, Moments], parameters: Mapping[str, nn.Parameter]) -> None:

@@ -20,7 +20,7 @@ _LIGHTNING = "a checkpoint of Lightning is a file with 'optimizer_states'"
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
-def optimizer_state(path: str | os.PathLike[str], model: nn.Module) -> tuple[Mapping[str, Any], list[list[str]]]:
+def read_checkpoint(path: str | os.PathLike[str], model: nn.Module) -> tuple[Mapping[str, Any], list[list[str]]]:
     """Its state dict, and the names in each group where the trainer's rule for them is known."""
     path = Path(path)
     if path.is_dir():

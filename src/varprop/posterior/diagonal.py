@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from varprop.errors import CurvatureError, DeviceMismatchError, PosteriorError, SettingError, listing, shortened
 from varprop.moments import Moments
-from varprop.posterior.binding import Tensors, required
-from varprop.posterior.tensors import cast
+from varprop.posterior.binding import Tensors, check_model
+from varprop.posterior.tensors import cast, widened
 
 RELATIVE_STD = 0.1
 """Standard deviation of a weight without a width of its own, in units of the root mean square of all weights."""
@@ -21,7 +21,7 @@ Parameters = Mapping[str, nn.Parameter]
 
 def trainable(model: nn.Module, call: str) -> dict[str, nn.Parameter]:
     """The floating point parameters that train, tied ones once, by the model's own names."""
-    parameters = dict(required(model, call).named_parameters())
+    parameters = dict(check_model(model, call).named_parameters())
     if lazy := [name for name, p in parameters.items() if nn.parameter.is_lazy(p)]:
         raise PosteriorError(f"{lazy[0]!r} is not initialised yet: call the model once first")
     found = {name: p for name, p in parameters.items() if p.requires_grad and p.is_floating_point()}
@@ -30,11 +30,11 @@ def trainable(model: nn.Module, call: str) -> dict[str, nn.Parameter]:
             f"no parameter of this {type(model).__name__} requires a gradient, so none would be random: "
             "call requires_grad_() on those that shall be"
         )
-    one_device(found)
+    check_one_device(found)
     return found
 
 
-def one_device(parameters: Parameters) -> None:
+def check_one_device(parameters: Parameters) -> None:
     devices = sorted({str(p.device) for p in parameters.values()})
     if len(devices) > 1:
         raise DeviceMismatchError(
@@ -42,12 +42,20 @@ def one_device(parameters: Parameters) -> None:
         )
 
 
-def positive(**options: float | None) -> None:
+def check_positive(**options: float | None) -> None:
     """Refuse options that are not positive, finite numbers; None is one that was not given."""
     for name, value in options.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is not None and not (number and 0 < value < math.inf):
             raise SettingError(f"{name} is {value!r}: it must be a positive number")
+
+
+def isotropic(model: nn.Module, std: float | None) -> tuple[Tensors, Tensors]:
+    """Means are the weights, the variance of each is std²."""
+    check_positive(std=std)
+    parameters = trainable(model, "isotropic(model)")
+    var = (typical_std(parameters) if std is None else std) ** 2
+    return around(parameters, {name: torch.full_like(widened(p), var) for name, p in parameters.items()})
 
 
 def typical_std(parameters: Parameters) -> float:
@@ -71,8 +79,7 @@ def from_curvature(
 
     ``examples`` is n. Without it n is what makes the mean variance that of ``typical_std``.
     """
-    positive(examples=examples, damping=damping)
-    _refuse(curvature)
+    _check_curvature(curvature)
     entries = sum(h.numel() for h in curvature.values())
     mean = sum(float(h.sum(dtype=torch.float64)) for h in curvature.values()) / entries
     if not mean:
@@ -84,17 +91,17 @@ def from_curvature(
         width = typical_std({name: parameters[name] for name in curvature}) ** 2 / average
     else:
         width = 1 / (examples * mean)
-    return gaussian(parameters, {name: s * width for name, s in shape.items()})
+    return around(parameters, {name: s * width for name, s in shape.items()})
 
 
-def gaussian(parameters: Parameters, var: Tensors) -> tuple[Tensors, Tensors]:
+def around(parameters: Parameters, var: Tensors) -> tuple[Tensors, Tensors]:
     """Variances around the parameters as they are, in the dtype and on the device of each."""
     means = {name: parameters[name].detach() for name in var}
     exact = {name: Moments(means[name], v.to(means[name].device)) for name, v in var.items()}
     return means, {name: cast(name, pair, None, pair.mean.dtype).var for name, pair in exact.items()}
 
 
-def _refuse(curvature: Mapping[str, Tensor]) -> None:
+def _check_curvature(curvature: Mapping[str, Tensor]) -> None:
     problems = []
     for name, h in curvature.items():
         if wrong := int((~(h.isfinite() & (h >= 0))).sum()):

@@ -18,8 +18,9 @@ from varprop.errors import CurvatureError, InputError
 from varprop.graph.output import Output, select_output
 from varprop.graph.refusals import refuse_training
 from varprop.posterior.binding import Tensors
-from varprop.posterior.diagonal import from_curvature, positive, trainable
+from varprop.posterior.diagonal import check_positive, from_curvature, trainable
 from varprop.posterior.likelihood import SOFTMAX, Likelihood
+from varprop.posterior.tensors import widened
 
 FEW = 16
 """Up to this many outputs the expectation over targets is exact; beyond, one target is drawn for each example."""
@@ -39,7 +40,7 @@ def moments(
     progress: bool,
 ) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name."""
-    positive(examples=examples, damping=damping)
+    check_positive(examples=examples, damping=damping)
     likelihood = SOFTMAX if link is None else getattr(link, "likelihood", None)
     if not isinstance(likelihood, Likelihood):
         raise InputError(f"link is a {type(link).__name__}, not one of vp.links: Softmax(), Sigmoid(), Gaussian(std)")
@@ -64,7 +65,7 @@ def _checked(outputs: Tensor, batch: Batch, number: int) -> Tensor:
         raise CurvatureError(f"the outputs for batch {number} are not finite (NaN or inf)")
     if not outputs.ndim or len(outputs) != len(batch):
         raise InputError(f"{len(batch)} targets, but outputs of shape {list(outputs.shape)}: there is a row an example")
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return widened(outputs)
 
 
 def _scores(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
@@ -84,10 +85,7 @@ class _Squares:
         self.model, self.output, self.count = model, output, 0
         self.weights = {name: p.detach() for name, p in parameters.items()}
         self.device = next(iter(self.weights.values())).device
-        self.total = {
-            name: torch.zeros_like(w, dtype=torch.promote_types(w.dtype, torch.float32))
-            for name, w in self.weights.items()
-        }
+        self.total = {name: torch.zeros_like(widened(w)) for name, w in self.weights.items()}
         self.most = max(1, AT_ONCE // sum(w.numel() for w in self.weights.values()))
         self.stacked = True
 

@@ -1,8 +1,8 @@
-"""The tensors of a posterior side by side, so that a draw is one sum of products."""
+"""Draws of named Gaussian tensors, which lie side by side for it, so that a draw is one sum of products."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,7 +12,20 @@ from varprop.moments import Moments
 ALIGNED = 64  # entries: matrix products want their operands to begin at round addresses
 
 
-class Flat:
+def draws(
+    moments: Mapping[str, Moments], generator: torch.Generator | None, in_place: bool
+) -> Iterator[dict[str, Tensor]]:
+    """Draws without end; those that are ``in_place`` are the same tensors with new numbers."""
+    kinds: dict[str, dict[str, Moments]] = {}
+    for name, pair in sorted(moments.items()):
+        kinds.setdefault(f"{pair.mean.dtype} {pair.mean.device}", {})[name] = pair
+    flats = [_Flat(kinds[kind]) for kind in sorted(kinds)]
+    while True:
+        drawn = {name: tensor for flat in flats for name, tensor in flat.draw(generator, in_place).items()}
+        yield {name: drawn[name] for name in moments}
+
+
+class _Flat:
     """Means and standard deviations of one dtype on one device, without gaps but for alignment."""
 
     def __init__(self, moments: Mapping[str, Moments]) -> None:
@@ -20,20 +33,21 @@ class Flat:
         self.sizes = [size for pair in moments.values() for size in (pair.mean.numel(), -pair.mean.numel() % ALIGNED)]
         self.mean = self._joined([pair.mean for pair in moments.values()])
         self.std = self._joined([pair.var for pair in moments.values()]).sqrt_()
+        self.drawn, self.views = self.mean, dict[str, Tensor]()
 
     def _joined(self, tensors: list[Tensor]) -> Tensor:
         joined = tensors[0].new_zeros(sum(self.sizes))
         torch._foreach_copy_(joined.split(self.sizes)[::2], [tensor.detach().reshape(-1) for tensor in tensors])
         return joined
 
-    def draw(self, generator: torch.Generator | None, into: Tensor) -> None:
-        """Means plus noise."""
+    def draw(self, generator: torch.Generator | None, in_place: bool) -> dict[str, Tensor]:
+        """Means plus noise, by name."""
         mean = self.mean
+        if not (in_place and self.views):
+            self.drawn = torch.empty_like(mean)
+            parts = self.drawn.split(self.sizes)[::2]
+            self.views = {name: part.view(s) for (name, s), part in zip(self.shapes.items(), parts, strict=True)}
         device = mean.device if generator is None else generator.device
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device).to(mean.device)
-        torch.addcmul(mean, self.std, noise, out=into)
-
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors in it, by name."""
-        parts = flat.split(self.sizes)[::2]
-        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        torch.addcmul(mean, self.std, noise, out=self.drawn)
+        return self.views

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from varprop.errors import PosteriorError
 from varprop.graph.output import Output
 from varprop.moments import Moments
-from varprop.posterior import adam, binding, diagonal, file, fisher, isotropic, ivon, laplace, names, swag, tensors, vi
-from varprop.posterior.flat import Flat
+from varprop.posterior import adam, binding, diagonal, file, fisher, flat, ivon, laplace, names, swag, tensors, vi
 from varprop.posterior.samples import Source
 from varprop.posterior.samples import moments as moments_of
 
@@ -35,7 +34,8 @@ class Posterior(Mapping[str, Moments]):
     @classmethod
     def from_tensors(cls, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> Posterior:
         """Means and variances by parameter name. They are checked, detached and copied."""
-        return cls({name: tensors.copied(pair) for name, pair in tensors.checked(mean, var).items()})
+        pairs = tensors.checked(mean, var)
+        return cls({name: Moments(pair.mean.clone(), pair.var.clone()) for name, pair in pairs.items()})
 
     @classmethod
     def from_ivon(cls, model: nn.Module, optimizer: Optimizer | Mapping[str, Any]) -> Posterior:
@@ -44,7 +44,7 @@ class Posterior(Mapping[str, Moments]):
         Means are the model's parameters as they are now, variances 1/(ess·(hess + weight_decay)). Parameters the
         optimizer does not hold are deterministic. A state dict holds no names unless the optimizer was given
         ``model.named_parameters()``: without them its parameters are taken to be in the order of
-        ``model.parameters()``, all of them or only the trainable ones.
+        ``model.parameters()``, all of them or only the trainable ones; several groups are told apart by shapes.
         """
         return cls.from_tensors(*ivon.moments(model, optimizer))
 
@@ -62,7 +62,7 @@ class Posterior(Mapping[str, Moments]):
 
         ``optimizer`` may also be its ``state_dict()``, the folder of a checkpoint of Hugging Face's Trainer, or a
         ``.ckpt`` file of Lightning; files are read without unpickling. Means are the model's weights as they are now;
-        what was frozen is deterministic. State without names is dealt to parameters as ``from_ivon`` does it.
+        what was frozen is deterministic. Parameters without names are matched as by ``from_ivon``.
 
         The curvature of a weight is h = batch_size · v/(1 − β₂ᵗ), its variance 1/(examples · (h + δ)). The running
         mean v is of squares of a batch's mean gradient, so ``batch_size`` (all devices and accumulated steps counted)
@@ -84,7 +84,7 @@ class Posterior(Mapping[str, Moments]):
         variance does little. Without ``std`` it is a tenth of the root mean square of the model's weight matrices.
         Calibration finds the width, ``restrict`` leaves layers out.
         """
-        return cls.from_tensors(*isotropic.moments(model, std))
+        return cls.from_tensors(*diagonal.isotropic(model, std))
 
     @classmethod
     def from_fisher(
@@ -180,7 +180,7 @@ class Posterior(Mapping[str, Moments]):
 
     def scaled(self, factor: float) -> Posterior:
         """All variances times ``factor``: a wider posterior if it is above 1, a narrower one below."""
-        diagonal.positive(factor=factor)
+        diagonal.check_positive(factor=factor)
         found = {name: Moments(pair.mean, pair.var * factor) for name, pair in self._moments.items()}
         for name, pair in found.items():
             if bool((~pair.var.isfinite() | ((pair.var == 0) & (self._moments[name].var > 0))).any()):
@@ -200,24 +200,7 @@ class Posterior(Mapping[str, Moments]):
         and in the order of names: that of insertion changes in a round trip through a file. Draws that are ``in_place``
         are the same tensors with new numbers, which is faster.
         """
-        kinds = {(pair.mean.dtype, pair.mean.device) for pair in self._moments.values()}
-        flats = [
-            Flat({n: m for n, m in sorted(self._moments.items()) if (m.mean.dtype, m.mean.device) == kind})
-            for kind in sorted(kinds, key=str)
-        ]
-        draw = dict[str, Tensor]()
-        while True:
-            if not (draw and in_place):
-                drawn = [torch.empty_like(flat.mean) for flat in flats]
-                views = {
-                    name: view
-                    for flat, into in zip(flats, drawn, strict=True)
-                    for name, view in flat.views(into).items()
-                }
-                draw = {name: views[name] for name in self._moments}
-            for flat, into in zip(flats, drawn, strict=True):
-                flat.draw(generator, into)
-            yield draw
+        return flat.draws(self._moments, generator, in_place)
 
     def to(self, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None) -> Posterior:
         """The same posterior on another device or in another dtype."""

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing
-from varprop.posterior.binding import Tensors, mismatches, placed, required, unwrapped
+from varprop.posterior.binding import Tensors, cast_to_model, check_model, mismatches, unwrapped
 
 _Named = list[tuple[str, nn.Parameter]]
 
 
 def moments(model: nn.Module, la: Any) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name, as the library's own ``mean`` and ``posterior_variance``."""
-    model = required(model, "from_laplace(model, la)")
+    model = check_model(model, "from_laplace(model, la)")
     subset = _diagonal_subset(la)
     if not getattr(la, "n_data", 0):
         raise PosteriorError(f"this {type(la).__name__} is not fitted: call la.fit(train_loader) first")
-    fitted = _last_layer(la) if subset == "last_layer" else _trainable(la)
+    fitted = _fitted(la, subset)
     names = _names(unwrapped(model), la, fitted)
     mean, var = la.mean.detach().reshape(-1), la.posterior_variance.detach().reshape(-1)
     if subset == "subnetwork":  # its variances go among the zeros of all other weights
@@ -32,7 +32,7 @@ def moments(model: nn.Module, la: Any) -> tuple[Tensors, Tensors]:
     means, variances = (_split(flat, names, fitted, la) for flat in (mean, var))
     # A tensor without any entry in the subnetwork is deterministic as a whole.
     random = {name: part for name, part in variances.items() if bool((part != 0).any())}
-    return placed(model, {name: means[name] for name in random}, random)
+    return cast_to_model(model, {name: means[name] for name in random}, random)
 
 
 def _diagonal_subset(la: Any) -> str:
@@ -49,44 +49,33 @@ def _diagonal_subset(la: Any) -> str:
     return subset
 
 
-def _trainable(la: Any) -> _Named:
+def _fitted(la: Any, subset: str) -> _Named:
     """The parameters in the order of the flat vectors, by their names in the model that was fitted."""
+    if subset == "last_layer":  # of a copy of the model
+        path = la.model._last_layer_name
+        return [(f"{path}.{name}" if path else name, p) for name, p in la.model.last_layer.named_parameters()]
     names = {id(parameter): name for name, parameter in la.model.named_parameters()}
     return [(names.get(id(parameter), f"parameter {index}"), parameter) for index, parameter in enumerate(la.params)]
 
 
-def _last_layer(la: Any) -> _Named:
-    extractor = la.model
-    path = extractor._last_layer_name
-    return [(f"{path}.{name}" if path else name, p) for name, p in extractor.last_layer.named_parameters()]
-
-
 def _names(model: nn.Module, la: Any, fitted: _Named) -> list[str]:
-    """What ``model`` calls the fitted parameters.
+    """What ``model`` calls the fitted parameters: by identity, or by name for a copy.
 
-    By identity where it can be: then the model may be a part of the fitted one, as when a wrapper around it was fitted
-    because the library wants plain logits. For a copy of the model, by name.
+    The model may be a part of the fitted one, as when a wrapper around it was fitted because the library wants plain
+    logits: then the path to it is left out.
     """
     own = {id(parameter): name for name, parameter in model.named_parameters()}
-    originals = _originals(la)
-    ids = [originals.get(id(parameter), id(parameter)) for _, parameter in fitted]
-    if all(found in own for found in ids):
-        return [own[found] for found in ids]
-    if problems := mismatches(dict(fitted), model):
-        headline = f"{type(la).__name__} was fitted to parameters {type(model).__name__} lacks"
-        raise PosteriorMismatchError(listing(headline, problems, "Give the model that was fitted, or the one inside."))
-    return [name for name, _ in fitted]
-
-
-def _originals(la: Any) -> dict[int, int]:
-    """From the copy a last-layer approximation works on back to the parameters it was given, by id."""
-    copy = getattr(la.model, "model", None)
-    if not isinstance(copy, nn.Module) or not hasattr(la.model, "last_layer"):
-        return {}
-    copied = [parameter for parameter in copy.parameters() if parameter.requires_grad]
-    if [p.shape for p in copied] != [p.shape for p in la.params]:
-        return {}
-    return {id(twin): id(original) for twin, original in zip(copied, la.params, strict=True)}
+    if all(id(parameter) in own for _, parameter in fitted):
+        return [own[id(parameter)] for _, parameter in fitted]
+    parameters = dict(fitted)
+    while mismatches(parameters, model):
+        if len({name.partition(".")[0] for name in parameters}) > 1 or not all("." in name for name in parameters):
+            headline = f"{type(la).__name__} was fitted to parameters {type(model).__name__} lacks"
+            problems = mismatches(dict(fitted), model)
+            remedy = "Give the model that was fitted, or the one inside."
+            raise PosteriorMismatchError(listing(headline, problems, remedy))
+        parameters = {name.partition(".")[2]: p for name, p in parameters.items()}
+    return list(parameters)
 
 
 def _split(flat: Tensor, names: Sequence[str], fitted: _Named, la: Any) -> Tensors:

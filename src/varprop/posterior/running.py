@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from varprop.posterior.tensors import widened
+
 _Tensors = dict[str, Tensor]
 
 
@@ -32,23 +34,19 @@ class Running:
         """The next value of the stream; names and shapes are those of the first."""
         if not self.count:
             self.origin = {name: w.detach().to(self.device, copy=True) for name, w in weights.items()}
-            self.shift = {name: torch.zeros_like(w, dtype=_working(w)) for name, w in self.origin.items()}
+            self.shift = {name: torch.zeros_like(widened(w)) for name, w in self.origin.items()}
             self.squares = dict(self.shift)
         self.count += 1
         for name, origin in self.origin.items():
-            dtype = _working(origin)
-            displacement = weights[name].detach().to(origin.device).to(dtype) - origin.to(dtype)
+            start = widened(origin)
+            displacement = weights[name].detach().to(origin.device).to(start.dtype) - start
             delta = displacement - self.shift[name]
             self.shift[name] = self.shift[name] + delta / self.count
             self.squares[name] = self.squares[name] + delta * (displacement - self.shift[name])
 
     def mean(self) -> _Tensors:
-        return {name: origin.to(_working(origin)) + self.shift[name] for name, origin in self.origin.items()}
+        return {name: widened(origin) + self.shift[name] for name, origin in self.origin.items()}
 
     def var(self, correction: int) -> _Tensors:
         """Squared deviations over ``count − correction``: 0 for the variance of the values, 1 for the unbiased one."""
         return {name: squares / (self.count - correction) for name, squares in self.squares.items()}
-
-
-def _working(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

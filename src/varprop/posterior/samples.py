@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Layout, Tensors, layout, placed, required, unwrapped
+from varprop.posterior.binding import Layout, Tensors, cast_to_model, check_model, layout, unwrapped
 from varprop.posterior.file import contents
 from varprop.posterior.names import did_you_mean
 from varprop.posterior.running import Running
@@ -24,7 +24,7 @@ _NOT_OPENED = ". Other formats can run code and are not opened: pass torch.load(
 
 def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]:
     """Means and unbiased variances by parameter name, in one pass that holds one sample at a time."""
-    model = required(model, "from_samples(model, samples)")
+    model = check_model(model, "from_samples(model, samples)")
     if isinstance(samples, nn.Module | Mapping | str | os.PathLike) or not isinstance(samples, Iterable):
         raise PosteriorError(f"from_samples(model, samples): samples are several, not one {type(samples).__name__}")
     wanted = layout(unwrapped(model))
@@ -43,7 +43,7 @@ def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]
         raise PosteriorMismatchError(listing(headline, problems))
     if running.count < 2:
         raise PosteriorError(f"a variance needs at least 2 samples, and there are {running.count}")
-    mean, var = placed(model, running.mean(), running.var(correction=1))
+    mean, var = cast_to_model(model, running.mean(), running.var(correction=1))
     remedy = "state_dict() refers to the live weights, so copy them: copy.deepcopy(model.state_dict())"
     refuse_constant(var, f"the {running.count} samples", remedy)
     # What the samples share with the model is left out: a frozen backbone need not carry zeros through the network.
@@ -62,8 +62,8 @@ def read(source: Any, wanted: Layout) -> tuple[Tensors, list[str]]:
     """The weights in ``source`` by the model's names, and all that is wrong with them. Buffers are left out."""
     weights: Tensors = {}
     problems = []
-    for key, tensor in _given(source).items():
-        name = _plain(str(key), wanted)
+    for key, tensor in _tensors_of(source).items():
+        name = _without_prefix(str(key), wanted)
         if name in wanted.canonical:
             weights.setdefault(wanted.canonical[name], tensor)
         elif name not in wanted.constants and name != "n_averaged" and not name.endswith("_extra_state"):
@@ -75,7 +75,7 @@ def read(source: Any, wanted: Layout) -> tuple[Tensors, list[str]]:
     return weights, problems
 
 
-def _given(source: Any) -> Mapping[str, Any]:
+def _tensors_of(source: Any) -> Mapping[str, Any]:
     if isinstance(source, nn.Module):
         return dict(unwrapped(source).named_parameters(remove_duplicate=False))
     if isinstance(source, Mapping):
@@ -85,7 +85,7 @@ def _given(source: Any) -> Mapping[str, Any]:
     raise PosteriorError(f"a {type(source).__name__} is no model, state dict or path of a safetensors file")
 
 
-def _plain(name: str, wanted: Layout) -> str:
+def _without_prefix(name: str, wanted: Layout) -> str:
     while name not in wanted.canonical and name not in wanted.constants and name.startswith(_PREFIXES):
         name = name.partition(".")[2]
     return name

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Tensors, layout, mismatches, placed, required, unwrapped
+from varprop.posterior.binding import Tensors, cast_to_model, check_model, layout, mismatches, unwrapped
 from varprop.posterior.running import Running
 from varprop.posterior.samples import read, refuse_constant
 from varprop.posterior.tensors import nonfinite
@@ -37,7 +37,7 @@ class SWAG:
 
     def update_parameters(self, model: nn.Module) -> None:
         """Add the model's weights as they are now. Nothing is added if any of them is not finite or does not fit."""
-        model = unwrapped(required(model, "update_parameters(model)"))
+        model = unwrapped(check_model(model, "update_parameters(model)"))
         parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
         trainable = {name: p for name, p in parameters.items() if p.requires_grad}
         # What froze later is collected on, so that all parameters have the same number of values.
@@ -60,21 +60,13 @@ class SWAG:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        parts: dict[str, Tensors] = {part: {} for part in _PARTS}
-        unknown = []
-        for key, tensor in state.items():
-            part, _, name = key.partition(".")
-            if part in parts and name:
-                parts[part][name] = tensor.to(self._running.device)
-            elif key != "n_averaged":
-                unknown.append(key)
-        names = [list(tensors) for tensors in parts.values()]
-        if unknown or "n_averaged" not in state or any(set(found) != set(names[0]) for found in names):
-            few = f" (unknown: {', '.join(map(repr, unknown[:4]))})" if unknown else ""
-            raise PosteriorError(f"this is no whole state dict of SWAG{few}")
+        names = [key.removeprefix("origin.") for key in state if key.startswith("origin.")]
+        if odd := sorted(state.keys() ^ {"n_averaged", *(f"{part}.{name}" for part in _PARTS for name in names)}):
+            few = ", ".join(map(repr, odd[:4]))
+            raise PosteriorError(f"this is no whole state dict of SWAG (missing or unknown: {few})")
         self._running.count = int(state["n_averaged"])
-        for part, tensors in parts.items():
-            setattr(self._running, part, tensors)
+        for part in _PARTS:
+            setattr(self._running, part, {name: state[f"{part}.{name}"].to(self._running.device) for name in names})
 
     def moments(self) -> tuple[Tensors, Tensors]:
         """Mean and population variance, S/n as in the paper, by parameter name."""
@@ -90,26 +82,25 @@ class SWAG:
 
 def moments(model: nn.Module, source: Any, square: Any = None) -> tuple[Tensors, Tensors]:
     """Means and variances by parameter name, from a collector or from averages of w and of w²."""
-    model = required(model, "from_swag(model, swag)")
+    model = check_model(model, "from_swag(model, swag)")
     if isinstance(source, SWAG):
         if square is not None:
             raise PosteriorError("a SWAG collector has the variance already: from_swag(model, swag)")
-        return placed(model, *source.moments())
+        return cast_to_model(model, *source.moments())
     if square is None:
         kind = type(source).__name__
         raise PosteriorError(
             f"a {kind} holds the mean only, from which no variance follows: collect with varprop's SWAG, "
             "or give the averages of the squares too, from_swag(model, mean, square)"
         )
-    return placed(model, *_from_averages(model, source, square))
+    return cast_to_model(model, *_from_averages(model, source, square))
 
 
 def _from_averages(model: nn.Module, first: Any, second: Any) -> tuple[Tensors, Tensors]:
     wanted = layout(unwrapped(model))
-    mean, wrong = read(first, wanted)
-    square, wrong_too = read(second, wanted)
+    (mean, wrong), (square, wrong_squares) = read(first, wanted), read(second, wanted)
     problems = [f"mean: {problem}" for problem in shortened(wrong)]
-    problems += [f"square: {problem}" for problem in shortened(wrong_too)]
+    problems += [f"square: {problem}" for problem in shortened(wrong_squares)]
     if problems:
         headline = f"these are no averages of the weights of {type(model).__name__}"
         raise PosteriorMismatchError(listing(headline, problems))

@@ -30,11 +30,6 @@ def checked(mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> dict[str, 
     return {name: Moments(mean[name].detach(), var[name].detach()) for name in mean}
 
 
-def copied(moments: Moments) -> Moments:
-    """Tensors of our own: a later training step must not change the posterior."""
-    return Moments(*(tensor.detach().clone() for tensor in moments))
-
-
 def cast(name: str, moments: Moments, device: torch.device | None, dtype: torch.dtype | None) -> Moments:
     """The same moments elsewhere; refused if the new dtype would turn variances into zeros or infinities."""
     moved = Moments(*(tensor.to(device=device, dtype=dtype) for tensor in moments))
@@ -46,6 +41,11 @@ def cast(name: str, moments: Moments, device: torch.device | None, dtype: torch.
                 "variances would become 0 or infinite. Use torch.bfloat16 or torch.float32."
             )
     return moved
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In float32 at least: half precision is too coarse to compute variances in."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def unusable(tensor: Any) -> str | None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Layout, Tensors, layout, mismatches, placed, required, unwrapped
-from varprop.posterior.tensors import nonfinite
+from varprop.posterior.binding import Layout, Tensors, cast_to_model, check_model, layout, mismatches, unwrapped
+from varprop.posterior.tensors import nonfinite, widened
 
 # The variance from what layers keep instead of it.
 _VARIANCE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,7 +44,7 @@ class _Random(NamedTuple):
 
 def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
     """Means and variances of the random parameters, after checking that all others have the same values in both."""
-    model = required(model, "from_vi(model, bayesian)")
+    model = check_model(model, "from_vi(model, bayesian)")
     if not isinstance(bayesian, nn.Module):
         raise PosteriorError(f"from_vi(model, bayesian): a {type(bayesian).__name__} is no Bayesian network")
     plain, bayesian = unwrapped(model), unwrapped(bayesian)
@@ -69,9 +69,8 @@ def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
         raise PosteriorMismatchError(listing(headline, shortened(problems), remedy))
     _refuse_other_constants(plain, bayesian)
     with torch.no_grad():
-        wide = {name: torch.promote_types(random.spread.dtype, torch.float32) for name, random in found.items()}
-        var = {name: _VARIANCE[random.kind](random.spread.to(wide[name])) for name, random in found.items()}
-    return placed(model, {name: random.mean for name, random in found.items()}, var)
+        var = {name: _VARIANCE[random.kind](widened(random.spread)) for name, random in found.items()}
+    return cast_to_model(model, {name: random.mean for name, random in found.items()}, var)
 
 
 def _inventory(bayesian: nn.Module) -> tuple[list[_Random], dict[str, nn.Parameter]]:
@@ -86,18 +85,15 @@ def _inventory(bayesian: nn.Module) -> tuple[list[_Random], dict[str, nn.Paramet
         sampled = dict(_samplers(module))
         samplers.update(sampled.values())
         unused = {"bias"} if getattr(module, "bias", None) is False else set()  # blitz keeps parameters of such a bias
-        words = [(base, kind) for base in sampled.keys() | unused for kind in ("mu", *_VARIANCE)]
-        hidden = {f"{base}_{kind}" for base, kind in words} | {f"{kind}_{base}" for base, kind in words}
-        own = {n: p for n, p in module.named_parameters(recurse=False, remove_duplicate=False) if n not in hidden}
-        found = [
-            _Random(_join(path, base), f"{base}_sampler of {type(module).__name__}", sampler.mu, sampler.rho, "rho")
-            for base, sampler in sampled.items()
-            if base not in unused
-        ]
-        found += _pairs(path, module, own)
-        random = {id(tensor) for pair in found for tensor in (pair.mean, pair.spread)}
-        others |= {_join(path, name): p for name, p in own.items() if id(p) not in random}
-        randoms += found
+        for base, sampler in sampled.items():
+            if base not in unused:
+                origin = f"{base}_sampler of {type(module).__name__}"
+                randoms.append(_Random(_join(path, base), origin, sampler.mu, sampler.rho, "rho"))
+        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        pairs = dict(_pairs(path, module, own))
+        randoms += [pair for base, pair in pairs.items() if base not in sampled.keys() | unused]
+        paired = {id(tensor) for pair in pairs.values() for tensor in (pair.mean, pair.spread)}
+        others |= {_join(path, name): p for name, p in own.items() if id(p) not in paired}
     return randoms, others
 
 
@@ -108,7 +104,7 @@ def _samplers(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield base, child
 
 
-def _pairs(path: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Iterator[_Random]:
+def _pairs(path: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, _Random]]:
     for name, mean in own.items():
         base = name.removeprefix("mu_").removesuffix("_mu")
         if base == name:
@@ -118,7 +114,7 @@ def _pairs(path: str, module: nn.Module, own: Mapping[str, nn.Parameter]) -> Ite
             spread = partner.format(kind=kind, base=base)
             if spread in own:
                 origin = f"{name} and {spread} of {type(module).__name__}"
-                yield _Random(_join(path, base), origin, mean, own[spread], kind)
+                yield base, _Random(_join(path, base), origin, mean, own[spread], kind)
                 break
 
 
