@@ -8,7 +8,7 @@ from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
-from varprop.graph import synonyms
+from varprop.graph import canonicalize
 from varprop.rules.ruleset import op_name
 
 SAMPLES = 50_000
@@ -315,7 +315,7 @@ def test_patches_are_rows_of_a_linear_layer(rules, monkeypatch):
     found = net(vp.Moments(x, 0.1 * torch.ones_like(x))), net.trace(x).outputs["embed"]
     ops = [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
     assert torch.ops.aten.conv2d.default not in ops
-    monkeypatch.setattr(synonyms, "_patches", lambda *_: None)
+    monkeypatch.setattr(canonicalize, "_patches", lambda *_: None)
     net = vp.propagate(model, posterior, rules)
     for got, wanted in zip(
         found, (net(vp.Moments(x, 0.1 * torch.ones_like(x))), net.trace(x).outputs["embed"]), strict=True

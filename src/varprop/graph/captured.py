@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,10 +17,16 @@ from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Size, Structure, random_inputs
 from varprop.rules.ruleset import op_name
 
-if TYPE_CHECKING:
-    from varprop.graph.pins import Pins
+aten = torch.ops.aten
 
 PACKAGE = str(Path(__file__).parents[1])
+IDENTITIES = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.contiguous.default,
+}
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Captured:
     module_outputs: dict[str, fx.Node] = field(default_factory=dict)
     roles: dict[fx.Node, str] = field(default_factory=dict)
     """Of ops in a recurrent cell, which one it is: the same in every step."""
-    pins: Pins | None = None
+    guards: Guards | None = None
     ending: str = ""
     """What the model does to ``output`` and links expect to be undone: ``softmax`` or ``log_softmax``."""
 
@@ -49,12 +55,32 @@ class Captured:
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
     def exchange(self, node: fx.Node, new: fx.Node) -> None:
-        """``new`` for ``node``, wherever it is used or marked."""
+        """``new`` for ``node``, wherever it is used or annotated."""
         node.replace_all_uses_with(new)
-        for marks in (self.module_inputs, self.module_outputs):
-            marks.update({path: new for path, marked in marks.items() if marked is node})
+        for nodes in (self.module_inputs, self.module_outputs):
+            nodes.update({path: new for path, annotated in nodes.items() if annotated is node})
         if node in self.roles:
             self.roles[new] = self.roles[node]
+
+    def replace(self, node: fx.Node, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> None:
+        """Put ``target(*args)`` in the place of ``node``; its old inputs go when nothing else uses them."""
+        dtype = node.meta["val"].dtype
+        with self.graph.inserting_before(node):
+            new = self.graph.call_function(target, tuple(args), kwargs or {})
+            new.meta = dict(node.meta)
+            source = next(arg for arg in args if isinstance(arg, fx.Node))
+            if source.meta["val"].dtype != dtype:  # casts inside a chain were seen through
+                new = self.graph.call_function(aten._to_copy.default, (new,), {"dtype": dtype})
+                new.meta = dict(node.meta)
+        self.exchange(node, new)
+
+    def drop_dead_code(self) -> None:
+        """A module's input or output that has become dead is forgotten, not left dangling."""
+        drop_dead_code(self.graph)
+        alive = set(self.graph.nodes)
+        for nodes in (self.module_inputs, self.module_outputs):
+            for path in [path for path, node in nodes.items() if node not in alive]:
+                del nodes[path]
 
     def sources(self, var: Registry) -> list[fx.Node]:
         """The placeholders at which variance starts: inputs that are Moments, and parameters that have a variance."""
@@ -75,6 +101,25 @@ class Captured:
                 if last[arg] is node and arg not in kept:
                     del values[arg]
         return values
+
+
+@dataclass(frozen=True, eq=False)
+class Guards:
+    """Values of its inputs that a graph was captured with: it is valid for calls that have the same."""
+
+    captured: Captured
+    """A graph that computes the values from inputs and tensors."""
+    expected: list[tuple[fx.Node, float, str]]
+    """What each must be, and what to say if it is not."""
+
+    def broken(self, tensors: Registries, inputs: list[Tensor]) -> str | None:
+        """Why the graph is not valid for these inputs; None if it is."""
+        with torch.no_grad():
+            values = self.captured.run(tensors, inputs, {node for node, *_ in self.expected})
+        for node, value, reason in self.expected:
+            if values[node].item() != value:
+                return f"{reason} (it was captured with {value:g}, here it is {values[node].item():g})"
+        return None
 
 
 def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
@@ -165,13 +210,38 @@ def numbered(path: str, count: int) -> str:
     return path if count == 1 else f"{path}#{count}"
 
 
+# --- what an op is -------------------------------------------------------------------------------
+
+
+def is_plain(node: fx.Node, target: Any) -> bool:
+    """Is it this sum or difference, and not one with a factor on the second term?"""
+    return node.target is target and bool(node.kwargs.get("alpha", 1) == 1)
+
+
+def is_transparent(node: fx.Node) -> bool:
+    """Does the op hand on its input? A cast to integers does not."""
+    return node.target in IDENTITIES and node.meta["val"].is_floating_point()
+
+
+def see_through(node: Any) -> Any:
+    while isinstance(node, fx.Node) and is_transparent(node):
+        node = node.args[0]
+    return node
+
+
 # --- sizes ---------------------------------------------------------------------------------------
 
 
-def outline_of(node: fx.Node) -> str:
-    """Dtype and shape of a node's value, sizes that are free by their names; empty if it is not a tensor."""
+def shape_of(node: fx.Node) -> list[str]:
+    """Sizes as text, free ones by their names, because comparing symbols adds guards; empty if it is not a tensor."""
     value = node.meta.get("val")
-    return f"{value.dtype} {[*map(str, value.shape)]}" if isinstance(value, Tensor) else ""
+    return [*map(str, value.shape)] if isinstance(value, Tensor) else []
+
+
+def outline_of(node: fx.Node) -> str:
+    """Dtype and shape of a node's value; empty if it is not a tensor."""
+    value = node.meta.get("val")
+    return f"{value.dtype} {shape_of(node)}" if isinstance(value, Tensor) else ""
 
 
 def sizes_of(node: fx.Node) -> tuple[Size, ...]:

@@ -10,17 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from varprop.errors import CaptureError, OutputError, RuleError, UnsupportedOpError, VarpropError
+from varprop.errors import OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, place_of
-from varprop.graph.check import difference
-from varprop.graph.export import capture_error, export, quiet, read_values
+from varprop.graph.diagnostics import capture_error, refuse_training, require_rules
+from varprop.graph.export import Lifting, export, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.fuse import fuse
-from varprop.graph.lift import Lifted, lift, require_rules
+from varprop.graph.lift import lift
 from varprop.graph.masks import settle_masks
 from varprop.graph.merge import merge_products
-from varprop.graph.output import Output
-from varprop.graph.refusals import refuse_training
 from varprop.graph.registry import Registries
 from varprop.graph.regroup import regroup
 from varprop.graph.runner import Runner, Stream
@@ -31,17 +29,7 @@ from varprop.kernels.launch import runs_on
 from varprop.rules import RuleSet
 from varprop.rules.ruleset import op_name
 
-Refusal = Callable[[Lifted, str, RuleSet], None]
-
-
-@dataclass(frozen=True)
-class Lifting:
-    """What is compiled: a model, the tensors of a network in place of its own, and the rules that lift it."""
-
-    model: nn.Module
-    tensors: Registries
-    rules: RuleSet
-    output: Output
+Refusal = Callable[[list[Applied], str, RuleSet], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,21 +67,20 @@ class Plan:
         return call.sizes in self.checked
 
     def serves(self, call: Call, tensors: Registries) -> bool:
-        """Is it a graph of this call? Values it was captured with are not looked at while compiling."""
+        """Is it a graph of this call? Guards are not looked at while compiling."""
         if not self.signature.accepts(call):
             return False
-        pins = self.captured.pins
-        return pins is None or torch.compiler.is_compiling() or not pins.broken(tensors, call.inputs)
+        guards = self.captured.guards
+        return guards is None or torch.compiler.is_compiling() or not guards.broken(tensors, call.inputs)
 
 
 def compile_call(
-    lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal, seen: list[Any] | None = None
+    lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal, values: list[Any] | None = None
 ) -> Plan:
     """Model → graph → regrouped → lifted → folded → module, a line each."""
-    model, tensors, rules, output = lifting.model, lifting.tensors, lifting.rules, lifting.output
-    captured = export(model, tensors, output, call, sizes, rules, seen)  # a functional graph of ATen ops
-    settle_masks(captured, tensors)  # masks that mask nothing are left out
-    regroup(captured, captured.sources(tensors.var))  # written-out functions become the one function they are
+    captured = export(lifting, call, sizes, values)  # a functional graph of ATen ops
+    settle_masks(captured, lifting.tensors)  # masks that mask nothing are left out
+    regroup(captured, captured.sources(lifting.tensors.var))  # written-out functions become the one function they are
     return plan_captured(lifting, captured, call, refuse)
 
 
@@ -101,7 +88,7 @@ def plan_captured(lifting: Lifting, captured: Captured, call: Call, refuse: Refu
     """The steps that need the model no more."""
     tensors, rules = lifting.tensors, lifting.rules
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
-    refuse(lifted, type(lifting.model).__name__, rules)  # by default, if a rule is missing where variance is asked for
+    refuse(lifted.applied, type(lifting.model).__name__, rules)  # by default, if a rule that is needed is missing
     if runs_on(tensors.device):
         merge_products(lifted.graph)  # the projections of an attention block are one product
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once
@@ -133,10 +120,10 @@ def _fixed(lifting: Lifting, call: Call, refuse: Refusal) -> Plan:
     except Exception as error:
         if isinstance(error, UnsupportedOpError | OutputError | torch.OutOfMemoryError):
             raise
-        seen = read_values(lifting.model, lifting.tensors, lifting.output, call)
-        if not seen:
+        values = read_values(lifting, call)
+        if not values:
             raise
-        return compile_call(lifting, call, sizes, refuse, seen)
+        return compile_call(lifting, call, sizes, refuse, values)
 
 
 def _try_free(lifting: Lifting, call: Call, refuse: Refusal) -> Plan | None:
@@ -150,35 +137,6 @@ def _try_free(lifting: Lifting, call: Call, refuse: Refusal) -> Plan | None:
             raise
         return None
     return plan if plan.signature.accepts(call) else None
-
-
-def check_plan(lifting: Lifting, plan: Plan, call: Call) -> Plan:
-    """``plan``, or another for these sizes alone, which was seen to compute what the model computes in this call.
-
-    Free sizes let a graph serve calls it was not captured with, while the model's code may do something else there.
-    """
-    if plan.has_checked(call):
-        return plan
-    if plan.captured.pins and (reason := plan.captured.pins.broken(lifting.tensors, call.inputs)):
-        raise CaptureError(f"{type(lifting.model).__name__} cannot be captured in this call: {reason}")
-    if _difference(lifting, plan, call):
-        plan = plan_call(lifting, call, free=False)
-        if module := _difference(lifting, plan, call):
-            shapes = ", ".join(str(list(shape)) for shape in call.sizes)
-            raise CaptureError(
-                f"the graph of {type(lifting.model).__name__} is not the model: {module} differs for inputs of shape "
-                f"{shapes}. Its forward depends on what no graph holds, such as a state that changes from call to call"
-            )
-    plan.checked.add(call.sizes)
-    return plan
-
-
-def _difference(lifting: Lifting, plan: Plan, call: Call) -> str | None:
-    """Some inputs pass the capture, on fake tensors, and fail on real ones."""
-    try:
-        return difference(lifting, plan.captured, call)
-    except Exception as error:
-        raise capture_error(lifting.model, call, error) from error
 
 
 def assemble(graph: fx.Graph, tensors: Registries) -> fx.GraphModule:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import operator
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import fx
 from torch.utils._pytree import tree_map
 
-from varprop.errors import UnsupportedOpError
-from varprop.graph.captured import Captured, drop_dead_code, module_class, module_path, sizes_of, source_line, spell
+from varprop.graph.captured import Captured, drop_dead_code, sizes_of, spell
 from varprop.graph.placement import Placement
 from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
@@ -25,7 +22,7 @@ from varprop.kernels.launch import runs_on
 from varprop.kernels.tokens import FUSED
 from varprop.moments import Factored, Moments, is_random, multiplied_out
 from varprop.rules.forms import in_forms
-from varprop.rules.ruleset import Rule, RuleSet, op_name
+from varprop.rules.ruleset import Rule, RuleSet
 from varprop.rules.terms import products_of
 
 aten = torch.ops.aten
@@ -185,23 +182,6 @@ class _Writing:
 
 def _text(value: Any) -> str:
     return value.code if isinstance(value, fx.GraphModule) else repr(value)
-
-
-def require_rules(lifted: Lifted, model: str, rules: RuleSet) -> None:
-    """Raise one error that lists every op whose variance is needed but has no rule."""
-    gaps = [entry.node for entry in lifted.applied if entry.missing and entry.needed]
-    if not gaps:
-        return
-    rows = [
-        (op_name(n.target), f"at {module_path(n) or '(top level)'} ({module_class(n)})", source_line(n)) for n in gaps
-    ]
-    table = textwrap.indent(tabulate(list(dict.fromkeys(rows)), tablefmt="plain", disable_numparse=True), "  ")
-    plural = "op has" if len(gaps) == 1 else "ops have"
-    raise UnsupportedOpError(
-        f"{len(gaps)} {plural} no variance rule in {rules.name}, but variance flows there in {model}\n{table}\n"
-        f"Write one with @vp.rule({rows[0][0]}): see docs/add_a_rule.md. "
-        "Or let only parameters behind them be random: posterior.restrict(...) names those that stay random."
-    )
 
 
 def _signature(captured: Captured, graph: fx.Graph) -> Signature:

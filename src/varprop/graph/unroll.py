@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from varprop.errors import CaptureError, TrainingModeError
-from varprop.graph.marks import mark, pack, unpack
+from varprop.graph.annotations import annotate, guard, pack, unpack
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, Sequence[Tensor | None], str], State]
@@ -23,7 +23,7 @@ Cell = Callable[[Tensor, State, Sequence[Tensor | None], str], State]
 def _activated(function: Callable[[Tensor], Tensor], x: Tensor, role: str) -> Tensor:
     """Named by its role in the cell: all steps share one calibration scale, and sequences of any length have it."""
     y = function(x)
-    mark(y, f"role:{role}")
+    annotate(y, "role", role)
     return y
 
 
@@ -179,7 +179,7 @@ def _pack_padded(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
 
 def _pad_packed(data: Tensor, lengths: Lengths, batch_first: bool, padding: float, total: int) -> Any:
     if isinstance(total, Longest):
-        mark(lengths.lengths.max(), f"value:{int(total)}:{CROPPED}")
+        guard(lengths.lengths.max(), float(total), CROPPED)
     steps = torch.arange(lengths.steps, device=data.device)[:, None, None]
     padded = unpack(data, lengths.steps, lengths.batch).where(steps < lengths.lengths[:, None], padding)
     padded = torch.nn.functional.pad(padded, (0, 0, 0, 0, 0, total - lengths.steps), value=padding)

@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from varprop.graph.call_json import dtype_of
 from varprop.graph.captured import Captured, evaluate, module_class, module_path, sizes_of, source_line
 from varprop.graph.export import SOFTMAX, quiet
-from varprop.graph.notation import WIDEST, Reader, write_rows
+from varprop.graph.node_json import WIDEST, Reader, write_rows
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Call, Size, dtype_name
 from varprop.graph.steps import sizes_stay_free
-from varprop.graph.transcript import dtype_of
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def write_captured(captured: Captured, device: torch.device) -> dict[str, Any]:
     that is not stored.
     """
     ops, names = captured.ops(), {node: index for index, node in enumerate((*captured.tensors, *captured.inputs))}
-    if captured.pins:
+    if captured.guards:
         raise TypeError("it depends on values of inputs")
     for value in tree_leaves([(node.args, node.kwargs) for node in ops]):
         if isinstance(value, torch.device) and value.type != device.type:

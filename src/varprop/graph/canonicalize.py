@@ -1,4 +1,4 @@
-"""Ops that are others under another name, or made of them: rules are written once."""
+"""Canonical forms: ops that are others under another name, or made of them, so that rules are written once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def name_instance_norms(captured: Captured) -> None:
             captured.graph.erase_node(node)
 
 
-def use_synonyms(captured: Captured, reached: set[fx.Node]) -> None:
+def canonicalize(captured: Captured, reached: set[fx.Node]) -> None:
     """Rewrite ``captured`` in place; to ``reached``, which variance can reach, what is new there is added."""
     _experts(captured)
     _windows(captured)
@@ -92,13 +92,9 @@ def _random_bounds(captured: Captured, reached: set[fx.Node]) -> None:
         if node.target not in BOUNDED or not any(bound in reached for bound in (*given, *node.kwargs.values())):
             continue
         for (name, op), bound in itertools.zip_longest(BOUNDED[node.target], given):
-            limit: Any = node.kwargs.get(name, bound)
+            limit = node.kwargs.get(name, bound)
             if limit is not None:
-                with captured.graph.inserting_before(node):
-                    value = op(x.meta["val"], limit.meta["val"])  # type: ignore[union-attr]
-                    x = captured.graph.call_function(op, (x, limit))
-                    x.meta = node.meta | {"val": value}
-                    reached.add(x)
+                x = _write(captured, reached, node, op, x, limit)
         captured.exchange(node, x)  # type: ignore[arg-type]
 
 
