@@ -9,7 +9,6 @@ from torch import nn
 import varprop as vp
 from tests.models import make, posterior_of
 from varprop.graph import runner
-from varprop.graph.runner import Stream
 
 
 @pytest.mark.second
@@ -21,7 +20,7 @@ def test_everything_is_brought_to_the_device(name, rules):
     model, batch = make(name)
     net = vp.propagate(model, posterior_of(model), getattr(vp, rules))
     plan, leaves = net.plan((), batch)
-    found = Stream(plan.module, torch.device("meta"))(*leaves)
+    found = runner.offload(plan.module, torch.device("meta"))(*leaves)
     assert [x.is_meta for x in found] == [True, True]
     net.accelerator = torch.device("cpu")
     streamed = net(**batch)

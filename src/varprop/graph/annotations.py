@@ -38,8 +38,8 @@ pack.register_fake(lambda padded: padded.new_empty(padded.shape[0] * padded.shap
 unpack.register_fake(lambda data, steps, batch: data.new_empty(steps, batch, *data.shape[1:]))
 
 ops = torch.ops.varprop
-for op in (ops.annotate.default, ops.guard.default):
-    fx.node.has_side_effect(op)  # else it would be removed before we read it
+fx.node.has_side_effect(ops.annotate.default)  # else it would be removed before we read it
+fx.node.has_side_effect(ops.guard.default)
 
 
 def read_annotations(captured: Captured) -> None:

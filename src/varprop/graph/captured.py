@@ -261,14 +261,14 @@ def size_ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int, f
 # --- what is computed ----------------------------------------------------------------------------
 
 
-def spell(value: Any, names: dict[fx.Node, str], plain: Callable[[Any], str] = repr) -> str:
+def format_args(value: Any, names: dict[fx.Node, str], plain: Callable[[Any], str] = repr) -> str:
     """The arguments of an op as text, its nodes by name."""
     if isinstance(value, fx.Node):
         return names.get(value, value.name)
     if isinstance(value, list | tuple):
-        return f"[{','.join(spell(item, names, plain) for item in value)}]"
+        return f"[{','.join(format_args(item, names, plain) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{spell(item, names, plain)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}:{format_args(item, names, plain)}' for key, item in value.items())}}}"
     return plain(value)
 
 
@@ -283,6 +283,8 @@ def fingerprint(captured: Captured) -> str:
 
     total = hashlib.sha256()
     for node in (*captured.ops(), captured.graph.output_node()):
-        text = f"{op_name(node.target)} {spell(node.args, names, plain)} {spell(node.kwargs, names, plain)}\n"
+        text = (
+            f"{op_name(node.target)} {format_args(node.args, names, plain)} {format_args(node.kwargs, names, plain)}\n"
+        )
         total.update(text.encode())
     return total.hexdigest()

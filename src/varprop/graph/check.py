@@ -49,7 +49,8 @@ def difference(lifting: Lifting, captured: Captured, call: Call) -> str | None:
         with quiet():
             expected = model(*(x.clone() for x in call.given_inputs))
             values = captured.run(lifting.tensors, call.inputs, {captured.output})
-            if _agree(_ended(values[captured.output], captured.ending), expected):
+            output = values[captured.output]
+            if _agree(getattr(torch, captured.ending)(output, -1) if captured.ending else output, expected):
                 return None
             values = captured.run(lifting.tensors, call.inputs, set(captured.module_outputs.values()))
             return _first(model, captured, values, call.given_inputs) or OUTPUT
@@ -68,10 +69,6 @@ def _first(model: Model, captured: Captured, values: dict[fx.Node, Any], inputs:
     with watched(model.model, note):
         model(*(x.clone() for x in inputs))
     return found[0] if found else None
-
-
-def _ended(logits: Any, ending: str) -> Any:
-    return getattr(torch, ending)(logits, -1) if ending else logits
 
 
 def _agree(value: Any, expected: Tensor) -> bool:

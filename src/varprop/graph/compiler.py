@@ -16,15 +16,15 @@ from varprop.graph.diagnostics import capture_error, refuse_training, require_ru
 from varprop.graph.export import Lifting, export, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.fuse import fuse
+from varprop.graph.interpreter import Applied
 from varprop.graph.lift import lift
-from varprop.graph.masks import settle_masks
+from varprop.graph.masks import simplify_masks
 from varprop.graph.merge import merge_products
+from varprop.graph.peephole import simplify
 from varprop.graph.registry import Registries
 from varprop.graph.regroup import regroup
-from varprop.graph.runner import Runner, Stream
+from varprop.graph.runner import Runner, offload
 from varprop.graph.signature import Call, Signature, Size, free_sizes
-from varprop.graph.tidy import tidy
-from varprop.graph.walk import Applied
 from varprop.kernels.launch import runs_on
 from varprop.rules import RuleSet
 from varprop.rules.ruleset import op_name
@@ -42,7 +42,7 @@ class Plan:
     applied: list[Applied]
     module: fx.GraphModule
     checked: set[Any] = field(default_factory=set)  # the sizes for which it was seen to be the model
-    streams: dict[torch.device, Stream] = field(default_factory=dict)
+    offloaded: dict[torch.device, fx.GraphModule] = field(default_factory=dict)
 
     @functools.cached_property
     def run(self) -> Runner:
@@ -51,9 +51,9 @@ class Plan:
 
     def run_on(self, device: torch.device, leaves: list[Tensor]) -> Any:
         """The module, with its tensors brought to another device as they are used; results come back from there."""
-        if device not in self.streams:
-            self.streams[device] = Stream(self.module, device)
-        return [result.to(leaves[0].device) for result in self.streams[device](*leaves)]
+        if device not in self.offloaded:
+            self.offloaded[device] = offload(self.module, device)
+        return [result.to(leaves[0].device) for result in self.offloaded[device](*leaves)]
 
     @property
     def dead_end(self) -> str:
@@ -79,7 +79,7 @@ def compile_call(
 ) -> Plan:
     """Model → graph → regrouped → lifted → folded → module, a line each."""
     captured = export(lifting, call, sizes, values)  # a functional graph of ATen ops
-    settle_masks(captured, lifting.tensors)  # masks that mask nothing are left out
+    simplify_masks(captured, lifting.tensors)  # masks that mask nothing are left out
     regroup(captured, captured.sources(lifting.tensors.var))  # written-out functions become the one function they are
     return plan_captured(lifting, captured, call, refuse)
 
@@ -92,7 +92,7 @@ def plan_captured(lifting: Lifting, captured: Captured, call: Call, refuse: Refu
     if runs_on(tensors.device):
         merge_products(lifted.graph)  # the projections of an attention block are one product
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once
-    tidy(lifted.graph)  # no copies, and sums of products in one place
+    simplify(lifted.graph)  # no copies, and sums of products in one place
     module = assemble(lifted.graph, tensors)  # a plain module, which shares the network's tensors
     tensors.add_scales(lifted.scales)
     if runs_on(tensors.device):
@@ -142,6 +142,6 @@ def _try_free(lifting: Lifting, call: Call, refuse: Refusal) -> Plan | None:
 def assemble(graph: fx.Graph, tensors: Registries) -> fx.GraphModule:
     """A module around ``graph`` that shares the registries of ``tensors`` instead of copying from them."""
     module = fx.GraphModule(nn.Module(), fx.Graph())
-    tensors.lend(module)
+    tensors.share_with(module)
     module.graph = graph
     return module

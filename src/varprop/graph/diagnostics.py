@@ -14,9 +14,9 @@ from torch import Tensor, fx, nn
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, is_internal, module_class, module_path, place_of, source_line
+from varprop.graph.interpreter import Applied
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Binder, Call
-from varprop.graph.walk import Applied
 from varprop.rules.ruleset import RuleSet, op_name
 
 

@@ -26,9 +26,9 @@ from varprop.graph.captured import Captured, keep_constant, numbered, size_range
 from varprop.graph.diagnostics import refuse_drawing, refuse_writing
 from varprop.graph.output import Output, select_output
 from varprop.graph.registry import Registries, Registry
-from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
+from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, example_input
 from varprop.graph.unroll import Unrolled
-from varprop.graph.values import ValueReads
+from varprop.graph.value_reads import ValueReads
 from varprop.rules import RuleSet
 
 SOFTMAX: dict[Any, str] = {
@@ -88,7 +88,7 @@ def export(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], values: 
     Constants that its forward creates are added to the tensors. Raises whatever ``torch.export`` raises: see
     ``capture_error`` for what to make of it.
     """
-    examples = tuple(map(stand_in, call.inputs, sizes))
+    examples = tuple(map(example_input, call.inputs, sizes))
     model = Model(lifting, call.structure, None if values is None else ValueReads(values))
     with watched(lifting.model, lambda kind, path, x: annotate(x, kind, path)), Unrolled():
         with _one_at_a_time, _silent_if_it_fails():
@@ -145,10 +145,10 @@ def read_values(lifting: Lifting, call: Call) -> list[Any]:
 @contextlib.contextmanager
 def _silent_if_it_fails() -> Iterator[None]:
     """torch prints the graph so far before it raises; what a model prints comes out once it is captured."""
-    told = io.StringIO()
-    with contextlib.redirect_stderr(told):
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
         yield
-    sys.stderr.write(told.getvalue())
+    sys.stderr.write(printed.getvalue())
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import drop_dead_code, evaluate, spell, upstream
+from varprop.graph.captured import drop_dead_code, evaluate, format_args, upstream
 from varprop.graph.registry import Registries
 from varprop.kernels.launch import aligned
 
@@ -105,6 +105,8 @@ def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
     names: dict[fx.Node, str] = {}
     for node in graph.nodes:
         if node in constant:
-            text = node.target if node.op == "get_attr" else f"{node.target}{spell((node.args, node.kwargs), names)}"
+            text = (
+                node.target if node.op == "get_attr" else f"{node.target}{format_args((node.args, node.kwargs), names)}"
+            )
             names[node] = f"f{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return names

@@ -18,33 +18,31 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from varprop.graph.call_json import dtype_of
-from varprop.graph.captured import Captured, evaluate, module_class, module_path, sizes_of, source_line
+from varprop.graph.captured import Captured, evaluate, module_class, module_path, shape_of, sizes_of, source_line
 from varprop.graph.export import SOFTMAX, quiet
-from varprop.graph.node_json import WIDEST, Reader, write_rows
+from varprop.graph.node_json import MAX_INT, Reader, write_rows
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Call, Size, dtype_name
-from varprop.graph.steps import sizes_stay_free
+from varprop.graph.trace_cache import require_free_sizes
 
 aten = torch.ops.aten
 
-LARGEST_VALUE = 1 << 38
+MAX_ENTRIES = 1 << 38
 """Entries of a tensor in a graph that is read: more are no network."""
 
 
 def write_captured(captured: Captured, device: torch.device) -> dict[str, Any]:
-    """A TypeError if the graph is good for some values only, has tensors elsewhere than on the device, or something
-    that is not stored.
+    """A TypeError if the graph has tensors elsewhere than on the device, or something that is not stored. Graphs with
+    guards are not written.
     """
     ops, names = captured.ops(), {node: index for index, node in enumerate((*captured.tensors, *captured.inputs))}
-    if captured.guards:
-        raise TypeError("it depends on values of inputs")
     for value in tree_leaves([(node.args, node.kwargs) for node in ops]):
         if isinstance(value, torch.device) and value.type != device.type:
             raise TypeError(f"it uses {value} and {device}")
     places = [[module_path(node), module_class(node), source_line(node)] for node in ops]
     table = [list(place) for place in dict.fromkeys(map(tuple, places))]
     return {
-        "tensors": [[*name, *_outline(node)] for node, name in captured.tensors.items()],
+        "tensors": [[*name, _dtype(node), *node.meta["val"].shape] for node, name in captured.tensors.items()],
         "inputs": [[_dtype(node), *_sizes(node)] for node in captured.inputs],
         "ranges": {name: [low, None if high == math.inf else high] for name, (low, high) in captured.ranges.items()},
         "rows": write_rows(ops, names),
@@ -64,14 +62,10 @@ def _dtype(node: fx.Node) -> str:
     return dtype_name(node.meta["val"].dtype)
 
 
-def _outline(node: fx.Node) -> list[Any]:
-    return [_dtype(node), *node.meta["val"].shape]
-
-
 def _sizes(node: fx.Node) -> tuple[Size, ...]:
-    shape, sizes = node.meta["val"].shape, sizes_of(node)
-    if [*map(str, shape)] != [*map(str, sizes)]:
-        raise TypeError(f"an input has a size of {shape}")
+    sizes = sizes_of(node)
+    if shape_of(node) != [*map(str, sizes)]:
+        raise TypeError(f"an input has a size of {shape_of(node)}")
     return sizes
 
 
@@ -142,7 +136,7 @@ class _Restored:
     def _run(self, ops: list[fx.Node]) -> None:
         """The values of all ops, none of which may ask for particular sizes."""
         values = {node: node.meta["val"] for node in (*self.captured.tensors, *self.captured.inputs)}
-        with self.mode, sizes_stay_free(self.mode):
+        with self.mode, require_free_sizes(self.mode):
             for index, node in enumerate(ops):
                 try:
                     _run(node, values)
@@ -172,7 +166,7 @@ def _run(node: fx.Node, values: dict[fx.Node, Any]) -> None:
     node.target = target
     for part in tree_leaves(values[node]):
         entries = math.prod(map(_hint, part.shape)) if isinstance(part, Tensor) else 0
-        if entries > LARGEST_VALUE or (isinstance(part, int) and not -WIDEST <= part < WIDEST):
+        if entries > MAX_ENTRIES or (isinstance(part, int) and not -MAX_INT <= part < MAX_INT):
             raise ValueError("its result is too large")
     node.meta["val"] = values[node]
 

@@ -25,8 +25,8 @@ from varprop.rules.ruleset import op_name
 Op = Callable[..., Any]
 Row = list[Any]
 
-LONGEST, DEEPEST, MOST_ROWS = 1 << 16, 16, 1 << 20
-WIDEST = 1 << 63  # of integers
+MAX_LENGTH, MAX_DEPTH, MAX_ROWS = 1 << 16, 16, 1 << 20
+MAX_INT = 1 << 63  # of integers
 SPELLED: dict[str, dict[str, Any]] = {
     "float": {name: float(name) for name in ("inf", "-inf", "nan")},
     "layout": {str(torch.strided): torch.strided},
@@ -156,7 +156,7 @@ class Reader:
 
     def read_rows(self, rows: Any) -> list[fx.Node]:
         """The new nodes."""
-        if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        if not isinstance(rows, list) or len(rows) > MAX_ROWS:
             raise ValueError("its rows are no list, or too many")
         first = len(self.nodes)
         for index, row in enumerate(rows):
@@ -176,11 +176,11 @@ class Reader:
 
     def read(self, value: Any, depth: int = 0) -> Any:
         """One argument."""
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise ValueError("its arguments are nested too deeply")
-        if value is None or type(value) in (bool, float) or (type(value) is int and -WIDEST <= value < WIDEST):
+        if value is None or type(value) in (bool, float) or (type(value) is int and -MAX_INT <= value < MAX_INT):
             return value
-        if type(value) in (str, list) and len(value) > LONGEST:
+        if type(value) in (str, list) and len(value) > MAX_LENGTH:
             raise ValueError(f"{len(value)} items are too many")
         if type(value) is str:
             return value
@@ -246,7 +246,7 @@ def _check_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _read_function(content: dict[str, Any]) -> fx.GraphModule:
     count = content["inputs"]
-    if type(count) is not int or not 0 < count <= LONGEST:
+    if type(count) is not int or not 0 < count <= MAX_LENGTH:
         raise ValueError("it has a function that makes no sense")
     graph = fx.Graph()
     reader = Reader(graph, [graph.placeholder("x" if i == 0 else f"c{i}") for i in range(count)])

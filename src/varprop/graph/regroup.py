@@ -56,11 +56,13 @@ def _match_residual(node: fx.Node, reached: set[fx.Node]) -> fx.Node | None:
 
 def _match_norm(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
     """The norm that x · rsqrt(…) or x / sqrt(…) is, casts between ignored, and its arguments."""
-    candidates: list[tuple[Any, Any, float, float]] = []
+    if node.target not in (aten.mul.Tensor, aten.div.Tensor):
+        return None
+    a, b = node.args
     if node.target is aten.mul.Tensor:
-        root, candidates = aten.rsqrt.default, [(*pair, 0.0, 0.0) for pair in (node.args, node.args[::-1])]
-    elif node.target is aten.div.Tensor:
-        root, candidates = aten.sqrt.default, [(node.args[0], *_bounded(node.args[1]))]
+        root, candidates = aten.rsqrt.default, [(a, b, 0.0, 0.0), (b, a, 0.0, 0.0)]
+    else:
+        root, candidates = aten.sqrt.default, [(a, *_bounded(b))]
     for x, length, outside, least in candidates:
         found = _match_length(see_through(length), x, root) if isinstance(x, fx.Node) else None
         if found is None:
@@ -70,9 +72,9 @@ def _match_norm(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
             return functions.unit_length, (x, *args, outside, least)
         if not (outside or least):
             centred = _match_centred(x, args[0])
-            return (
-                (functions.rms_normalize, (x, *args)) if centred is None else (functions.standardize, (centred, *args))
-            )
+            if centred is not None:
+                return functions.standardize, (centred, *args)
+            return functions.rms_normalize, (x, *args)
     return None
 
 
@@ -131,7 +133,7 @@ def _is_square_of(value: Any, x: fx.Node) -> bool:
     )
 
 
-def _match_centred(x: fx.Node, dims: tuple[int, ...]) -> Any:
+def _match_centred(x: Any, dims: tuple[int, ...]) -> Any:
     """The x of ``x − mean(x)`` over the same dims."""
     sub = see_through(x)
     if not isinstance(sub, fx.Node) or not is_plain(sub, aten.sub.Tensor):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from varprop.graph.replay import Replay
+from varprop.graph.cuda_graphs import Replay
 
 
 class Runner:
@@ -32,32 +32,27 @@ class Runner:
         return self.replay(leaves, [owner[leaf] for owner, leaf in self.places])
 
 
-class Stream:
-    """Runs the graph of a module on a device where its tensors are not.
+def offload(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """The graph of a module for a device where its tensors are not.
 
     Each comes there when it is first used and is let go after its last use, so that of the weights there is a layer at
     a time. Results stay there.
     """
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
 
-    def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
-        graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    def bring(node: fx.Node) -> None:
+        values[node] = graph.call_function(fetch, (graph.node_copy(node), device))
 
-        def bring(node: fx.Node) -> None:
-            values[node] = graph.call_function(fetch, (graph.node_copy(node), device))
-
-        for node in module.graph.nodes:
-            for source in node.all_input_nodes:
-                if source not in values:
-                    bring(source)
-            if node.op == "placeholder":
-                bring(node)
-            elif node.op != "get_attr":
-                values[node] = new = graph.node_copy(node, values.__getitem__)
-                new.args, new.kwargs = map_aggregate((new.args, new.kwargs), lambda x: _elsewhere(x, device))
-        self.module = fx.GraphModule(module, graph)
-
-    def __call__(self, *leaves: Tensor) -> Any:
-        return self.module(*leaves)
+    for node in module.graph.nodes:
+        for source in node.all_input_nodes:
+            if source not in values:
+                bring(source)
+        if node.op == "placeholder":
+            bring(node)
+        elif node.op != "get_attr":
+            values[node] = new = graph.node_copy(node, values.__getitem__)
+            new.args, new.kwargs = map_aggregate((new.args, new.kwargs), lambda x: _elsewhere(x, device))
+    return fx.GraphModule(module, graph)
 
 
 def fetch(tensor: Tensor, device: torch.device) -> Tensor:

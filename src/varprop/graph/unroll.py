@@ -187,7 +187,7 @@ def _pad_packed(data: Tensor, lengths: Lengths, batch_first: bool, padding: floa
 
 
 _CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _elman(torch.tanh), "rnn_relu": _elman(torch.relu)}
-STAND_INS: dict[Any, Callable[..., Any]] = {
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch._C._VariableFunctions._pack_padded_sequence: _pack_padded,
     torch._C._VariableFunctions._pad_packed_sequence: _pad_packed,
     **{getattr(torch._C._VariableFunctions, name): _layer(cell) for name, cell in _CELLS.items()},
@@ -199,4 +199,4 @@ class Unrolled(TorchFunctionMode):
     """While open, recurrent layers run step by step, and packed sequences stay padded."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return STAND_INS.get(function, function)(*args, **(kwargs or {}))
+        return REPLACEMENTS.get(function, function)(*args, **(kwargs or {}))

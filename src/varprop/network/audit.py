@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 
 from varprop.graph.captured import module_class, module_path, source_line
 from varprop.graph.compiler import Plan, plan_call
+from varprop.graph.interpreter import Applied
 from varprop.graph.output import Output
-from varprop.graph.walk import Applied
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, require_posterior
 from varprop.network.noise import shared_noise

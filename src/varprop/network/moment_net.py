@@ -28,10 +28,10 @@ from varprop.graph.check import check_plan
 from varprop.graph.compiler import Plan, assemble, plan_call, plan_captured
 from varprop.graph.diagnostics import refuse_training, require_model
 from varprop.graph.export import Lifting, quiet
+from varprop.graph.interpreter import Interpreter
 from varprop.graph.output import Output
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call, Size
-from varprop.graph.walk import Walk
 from varprop.moments import Moments, is_random, multiplied_out
 from varprop.network import saving
 from varprop.network.record import Calibration
@@ -188,7 +188,7 @@ class MomentNet(Registries):
         """Run the call op by op and return what flows at every module path."""
         plan, leaves = self.plan(args, kwargs)
         with torch.no_grad():
-            values = multiplied_out(Walk(plan.captured, self.rules, self).run(*leaves))
+            values = multiplied_out(Interpreter(plan.captured, self.rules, self).run(*leaves))
         inputs, outputs = (
             MappingProxyType({path: values[node] for path, node in marks.items() if _is_float(values[node])})
             for marks in (plan.captured.module_inputs, plan.captured.module_outputs)
@@ -284,7 +284,7 @@ class MomentNet(Registries):
         new.recipes, new.temperature, new.calibration = dict(self.recipes), self.temperature, self.calibration
         new.accelerator = self.accelerator
         new._plans = [
-            dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new), streams={})
+            dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new), offloaded={})
             for plan in self._plans
         ]
         return new

@@ -1,4 +1,4 @@
-"""Walk a captured graph and apply a rule per op."""
+"""An interpreter of captured graphs on moments: a rule per op."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Applied:
         return self.reaches and self.rule is None
 
 
-class Walk:
+class Interpreter:
     """Applies a rule to each op of a captured graph. Run on real tensors it is the reference for the lifted graph."""
 
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:

@@ -21,10 +21,10 @@ from torch.utils._pytree import tree_map
 from varprop.kernels.launch import say
 from varprop.kernels.recompute import direct
 
-AFTER = 3  # calls of the same sizes: kernels are compiled and chosen by then
-MOST, MOST_SEEN = 8, 1024  # recordings of a graph, the latest used, and sizes that are counted
-SHARE = 1 / 16  # of a device's memory that one recording may keep
-SWITCH = "VARPROP_CUDA_GRAPHS"
+WARMUP_CALLS = 3  # calls of the same sizes: kernels are compiled and chosen by then
+MAX_RECORDINGS, MAX_COUNTED = 8, 1024  # recordings of a graph, the latest used, and sizes that are counted
+MEMORY_SHARE = 1 / 16  # of a device's memory that one recording may keep
+ENV_VARIABLE = "VARPROP_CUDA_GRAPHS"
 
 Function = Callable[..., Any]
 
@@ -68,10 +68,10 @@ class Replay:
                     return recording(leaves)
                 self._recordings.clear()
                 self._seen.clear()
-            if len(self._seen) > MOST_SEEN:
+            if len(self._seen) > MAX_COUNTED:
                 self._seen.clear()
             self._seen[call] += 1
-            if self._seen[call] == AFTER:
+            if self._seen[call] == WARMUP_CALLS:
                 self._record(call, leaves, tensors)
         return self.function(*leaves, *tensors)
 
@@ -86,9 +86,9 @@ class Replay:
             # Other threads may go on using the device.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 results = self.function(*inputs, *tensors)
-            if torch.cuda.memory_reserved(device) - before <= SHARE * _memory(device):
+            if torch.cuda.memory_reserved(device) - before <= MEMORY_SHARE * _memory(device):
                 self._recordings[call] = Recording(graph, inputs, results, _places(tensors), tensors)
-        if len(self._recordings) > MOST:
+        if len(self._recordings) > MAX_RECORDINGS:
             self._seen.pop(self._recordings.popitem(last=False)[0], None)
 
 
@@ -122,7 +122,7 @@ def _recordable(leaves: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
     return (
         bool(leaves)
         and all(x.is_cuda and x.device == leaves[0].device for x in leaves)
-        and os.environ.get(SWITCH) != "0"
+        and os.environ.get(ENV_VARIABLE) != "0"
         and not torch.is_autocast_enabled("cuda")
         and not torch.cuda.is_current_stream_capturing()
         and not torch._C._len_torch_dispatch_stack()

@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import varprop as vp
 from tests.kernels.test_tiles import GPU
-from varprop.graph import replay
+from varprop.graph import cuda_graphs
 
 
 def network(device):
@@ -21,7 +21,7 @@ def recordings(net):
 
 def test_without_a_gpu_calls_are_plain():
     net, x = network("cpu"), torch.randn(4, 6)
-    results = [net(x) for _ in range(replay.AFTER + 2)]
+    results = [net(x) for _ in range(cuda_graphs.WARMUP_CALLS + 2)]
     assert all(torch.equal(result.var, results[0].var) for result in results)
     assert recordings(net) == 0
 
@@ -29,12 +29,12 @@ def test_without_a_gpu_calls_are_plain():
 @GPU
 def test_a_recording_gives_the_same_numbers(monkeypatch):
     net, plain = network("cuda"), network("cuda")
-    for _ in range(replay.AFTER + 3):
+    for _ in range(cuda_graphs.WARMUP_CALLS + 3):
         x = torch.randn(4, 6, device="cuda")
         result = net(x)
-        monkeypatch.setenv(replay.SWITCH, "0")
+        monkeypatch.setenv(cuda_graphs.ENV_VARIABLE, "0")
         expected = plain(x)
-        monkeypatch.delenv(replay.SWITCH)
+        monkeypatch.delenv(cuda_graphs.ENV_VARIABLE)
         for got, wanted in zip(result, expected, strict=True):
             assert torch.equal(got, wanted)
     assert recordings(net) == 1
@@ -44,7 +44,7 @@ def test_a_recording_gives_the_same_numbers(monkeypatch):
 @GPU
 def test_results_are_the_callers_own():
     net, x, y = network("cuda"), torch.randn(4, 6, device="cuda"), torch.randn(4, 6, device="cuda")
-    for _ in range(replay.AFTER):
+    for _ in range(cuda_graphs.WARMUP_CALLS):
         net(x)
     first = net(x)
     kept = first.mean.clone()
@@ -56,7 +56,7 @@ def test_results_are_the_callers_own():
 @GPU
 def test_changed_and_replaced_tensors_are_seen():
     net, x = network("cuda"), torch.randn(4, 6, device="cuda")
-    for _ in range(replay.AFTER + 1):
+    for _ in range(cuda_graphs.WARMUP_CALLS + 1):
         before = net(x)
     with torch.no_grad():
         net.scale["1.log_alpha"].add_(1.0)
@@ -70,14 +70,14 @@ def test_changed_and_replaced_tensors_are_seen():
     with torch.no_grad():
         owner = net.mean.get_submodule("2")
         owner._buffers["bias"] = owner._buffers["bias"] + 1
-    for _ in range(replay.AFTER + 2):
+    for _ in range(cuda_graphs.WARMUP_CALLS + 2):
         torch.testing.assert_close(net(x).mean, inside.mean + 2)
 
 
 @GPU
 def test_what_autograd_needs_is_not_recorded():
     net, x = network("cuda"), torch.randn(4, 6, device="cuda", requires_grad=True)
-    for _ in range(replay.AFTER + 2):
+    for _ in range(cuda_graphs.WARMUP_CALLS + 2):
         net(x).var.sum().backward()
     assert recordings(net) == 0
     assert x.grad.abs().sum() > 0
@@ -86,10 +86,10 @@ def test_what_autograd_needs_is_not_recorded():
 @GPU
 def test_only_so_many_sizes_are_kept():
     net = network("cuda")
-    for batch in range(2, replay.MOST + 6):
-        for _ in range(replay.AFTER + 1):
+    for batch in range(2, cuda_graphs.MAX_RECORDINGS + 6):
+        for _ in range(cuda_graphs.WARMUP_CALLS + 1):
             net(torch.randn(batch, 6, device="cuda"))
-    assert recordings(net) == replay.MOST
+    assert recordings(net) == cuda_graphs.MAX_RECORDINGS
 
 
 @GPU
@@ -104,7 +104,7 @@ def test_an_op_that_cannot_be_recorded_is_run(monkeypatch, caplog):
 
     net._plans[0].run.replay.function = waits
     stream = torch.cuda.current_stream()
-    for _ in range(replay.AFTER + 2):
+    for _ in range(cuda_graphs.WARMUP_CALLS + 2):
         torch.testing.assert_close(net(x).var, first.var)
     assert recordings(net) == 0
     assert "CUDA graph" in caplog.text
@@ -130,5 +130,5 @@ def test_a_graph_that_reads_values_is_known():
         return (x.nonzero(),)
 
     traced = make_fx(count, tracing_mode="fake")(torch.randn(4))
-    assert replay._reads_values(traced)
-    assert not replay._reads_values(make_fx(torch.relu)(torch.randn(4)))
+    assert cuda_graphs._reads_values(traced)
+    assert not cuda_graphs._reads_values(make_fx(torch.relu)(torch.randn(4)))
