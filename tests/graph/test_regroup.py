@@ -142,6 +142,7 @@ NATIVE = {
 NORMS = [
     ("rms_normalize", lambda x: x * torch.rsqrt(mean_square(x) + 1e-6)),
     ("rms_normalize", lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)),
+    ("rms_normalize", lambda x: x / mean_square(x).sqrt()),
     ("rms_normalize", by_wide),
     ("standardize", lambda x: (y := centred(x)) / torch.sqrt(mean_square(y) + 1e-5)),
     ("standardize", lambda x: centred(x) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)),

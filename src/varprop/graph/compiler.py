@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from varprop.errors import OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, place_of
-from varprop.graph.diagnostics import capture_error, refuse_training, require_rules
+from varprop.graph.diagnostics import capture_error, refuse_training
 from varprop.graph.export import Lifting, export, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.fuse import fuse
@@ -26,10 +25,7 @@ from varprop.graph.regroup import regroup
 from varprop.graph.runner import Runner, offload
 from varprop.graph.signature import Call, Signature, Size, free_sizes
 from varprop.kernels.launch import runs_on
-from varprop.rules import RuleSet
 from varprop.rules.ruleset import op_name
-
-Refusal = Callable[[list[Applied], str, RuleSet], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,21 +70,19 @@ class Plan:
         return guards is None or torch.compiler.is_compiling() or not guards.broken(tensors, call.inputs)
 
 
-def compile_call(
-    lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], refuse: Refusal, values: list[Any] | None = None
-) -> Plan:
+def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], values: list[Any] | None = None) -> Plan:
     """Model → graph → regrouped → lifted → folded → module, a line each."""
     captured = export(lifting, call, sizes, values)  # a functional graph of ATen ops
     simplify_masks(captured, lifting.tensors)  # masks that mask nothing are left out
     regroup(captured, captured.sources(lifting.tensors.var))  # written-out functions become the one function they are
-    return plan_captured(lifting, captured, call, refuse)
+    return plan_captured(lifting, captured, call)
 
 
-def plan_captured(lifting: Lifting, captured: Captured, call: Call, refuse: Refusal = require_rules) -> Plan:
+def plan_captured(lifting: Lifting, captured: Captured, call: Call) -> Plan:
     """The steps that need the model no more."""
     tensors, rules = lifting.tensors, lifting.rules
     lifted = lift(captured, rules, tensors)  # a rule per op: a flat graph of means and variances
-    refuse(lifted.applied, type(lifting.model).__name__, rules)  # by default, if a rule that is needed is missing
+    lifting.require(lifted.applied, type(lifting.model).__name__, rules)  # by default, every rule that is needed
     if runs_on(tensors.device):
         merge_products(lifted.graph)  # the projections of an attention block are one product
     fold(lifted.graph, tensors)  # what depends on weights alone is computed once
@@ -100,38 +94,38 @@ def plan_captured(lifting: Lifting, captured: Captured, call: Call, refuse: Refu
     return Plan(call.outline(), lifted.signature, captured, lifted.applied, module)
 
 
-def plan_call(lifting: Lifting, call: Call, refuse: Refusal = require_rules, *, free: bool = True) -> Plan:
+def plan_call(lifting: Lifting, call: Call, *, free: bool = True) -> Plan:
     """Compile a call, with batch size and lengths free if the model allows it. Errors name who is at fault."""
     refuse_training(lifting.model)
     try:
         with quiet():
-            if free and (plan := _try_free(lifting, call, refuse)):
+            if free and (plan := _try_free(lifting, call)):
                 return plan
-            return _fixed(lifting, call, refuse)
+            return _fixed(lifting, call)
     except Exception as error:
         raise capture_error(lifting.model, call, error) from error
 
 
-def _fixed(lifting: Lifting, call: Call, refuse: Refusal) -> Plan:
+def _fixed(lifting: Lifting, call: Call) -> Plan:
     """A graph for these sizes alone; if the model reads values of its inputs, for these values alone."""
     sizes: list[tuple[Size, ...]] = [tuple(x.shape) for x in call.inputs]
     try:
-        return compile_call(lifting, call, sizes, refuse)
+        return compile_call(lifting, call, sizes)
     except Exception as error:
         if isinstance(error, UnsupportedOpError | OutputError | torch.OutOfMemoryError):
             raise
         values = read_values(lifting, call)
         if not values:
             raise
-        return compile_call(lifting, call, sizes, refuse, values)
+        return compile_call(lifting, call, sizes, values)
 
 
-def _try_free(lifting: Lifting, call: Call, refuse: Refusal) -> Plan | None:
+def _try_free(lifting: Lifting, call: Call) -> Plan | None:
     """Not every model exports with free sizes, and some fix them at other values than these: then each set of sizes
     gets a graph of its own.
     """
     try:
-        plan = compile_call(lifting, call, free_sizes(call.inputs), refuse)
+        plan = compile_call(lifting, call, free_sizes(call.inputs))
     except Exception as error:
         if isinstance(error, VarpropError | torch.OutOfMemoryError) and not isinstance(error, RuleError):
             raise

@@ -23,7 +23,8 @@ from varprop.errors import CaptureError
 from varprop.graph.annotations import annotate, read_annotations
 from varprop.graph.canonicalize import name_instance_norms
 from varprop.graph.captured import Captured, keep_constant, numbered, size_ranges, strip_assertions
-from varprop.graph.diagnostics import refuse_drawing, refuse_writing
+from varprop.graph.diagnostics import refuse_drawing, refuse_writing, require_rules
+from varprop.graph.interpreter import Applied
 from varprop.graph.output import Output, select_output
 from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, example_input
@@ -58,6 +59,8 @@ class Lifting:
     tensors: Registries
     rules: RuleSet
     output: Output
+    require: Callable[[list[Applied], str, RuleSet], None] = require_rules
+    """Raises if what became of the model's ops is not enough."""
 
 
 class Model(nn.Module):

@@ -51,17 +51,15 @@ def offload(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
             bring(node)
         elif node.op != "get_attr":
             values[node] = new = graph.node_copy(node, values.__getitem__)
-            new.args, new.kwargs = map_aggregate((new.args, new.kwargs), lambda x: _elsewhere(x, device))
+            # Devices that were captured are those of the tensors.
+            new.args, new.kwargs = map_aggregate(
+                (new.args, new.kwargs), lambda x: device if isinstance(x, torch.device) else x
+            )
     return fx.GraphModule(module, graph)
 
 
 def fetch(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
-
-
-def _elsewhere(value: Any, device: torch.device) -> Any:
-    """Devices that were captured are those of the tensors."""
-    return device if isinstance(value, torch.device) else value
 
 
 def _place(module: fx.GraphModule, path: str) -> tuple[dict[str, Any], str]:
