@@ -213,6 +213,15 @@ def numbered(path: str, count: int) -> str:
 # --- what an op is -------------------------------------------------------------------------------
 
 
+def arguments(node: Any) -> dict[str, Any]:
+    """The arguments of one of torch's ops by name, defaults included; none for anything else."""
+    if not isinstance(node, fx.Node) or not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    schema = node.target._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return defaults | dict(zip((argument.name for argument in schema), node.args, strict=False)) | node.kwargs
+
+
 def is_plain(node: fx.Node, target: Any) -> bool:
     """Is it this sum or difference, and not one with a factor on the second term?"""
     return node.target is target and bool(node.kwargs.get("alpha", 1) == 1)

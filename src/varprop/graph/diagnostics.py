@@ -13,7 +13,7 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 from varprop.errors import CaptureError, InputError, TrainingModeError, UnsupportedOpError, VarpropError
-from varprop.graph.captured import Captured, is_internal, module_class, module_path, place_of, source_line
+from varprop.graph.captured import Captured, arguments, is_internal, module_class, module_path, place_of, source_line
 from varprop.graph.interpreter import Applied
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Binder, Call
@@ -71,7 +71,7 @@ def refuse_drawing(captured: Captured) -> None:
 def _draws(node: fx.Node) -> bool:
     """Does the op draw random numbers? Attention is tagged so, but does it only with dropout."""
     if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+        return bool(arguments(node)["dropout_p"])
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

@@ -49,8 +49,8 @@ def write_captured(captured: Captured, device: torch.device) -> dict[str, Any]:
         "places": table,
         "at": [table.index(place) for place in places],
         "marks": [
-            {path: names[node] for path, node in marks.items()}
-            for marks in (captured.module_inputs, captured.module_outputs)
+            {path: names[node] for path, node in nodes.items()}
+            for nodes in (captured.module_inputs, captured.module_outputs)
         ],
         "roles": [[names[node], role] for node, role in captured.roles.items() if node in names],
         "output": names[captured.output],
@@ -73,7 +73,7 @@ def read_captured(record: Any, call: Call, tensors: Registries) -> Captured:
     """What ``write_captured`` wrote of the graph of this call, on the device of ``tensors``."""
     try:
         with quiet():
-            return _Restored(record, call, tensors).captured
+            return _Restorer(record, call, tensors).captured
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(reason[0]) from error
@@ -86,11 +86,11 @@ class _Sizes(ShapeEnv):
         return int(source_name.removeprefix("s"))
 
 
-class _Restored:
+class _Restorer:
     def __init__(self, record: dict[str, Any], call: Call, tensors: Registries) -> None:
         self.record, self.tensors, self.env = record, tensors, _Sizes()
         self.mode, self.free = FakeTensorMode(shape_env=self.env), dict[str, Any]()
-        ranges = {_text(name): _range(*given) for name, given in record["ranges"].items()}
+        ranges = {name: _range(*given) for name, given in record["ranges"].items()}
         self.captured = Captured(fx.Graph(), call.structure, ranges, ending=_text(record["ending"]))
         if self.captured.ending not in ("", *SOFTMAX.values()):
             raise ValueError(f"there is no ending {self.captured.ending!r:.40}")
@@ -98,7 +98,7 @@ class _Restored:
         nodes = [*self.captured.tensors, *self.captured.inputs]
         ops = Reader(self.captured.graph, nodes, tensors.device).read_rows(record["rows"])
         self._run(ops)
-        self._mark(ops, nodes)
+        self._annotate(ops, nodes)
 
     def _bind(self, call: Call) -> None:
         """Placeholders for tensors, which must be those that were noted, and for inputs."""
@@ -143,7 +143,7 @@ class _Restored:
                 except Exception as error:
                     raise ValueError(f"row {index}, {self.record['rows'][index][0]!r}: {error}") from error
 
-    def _mark(self, ops: list[fx.Node], nodes: list[fx.Node]) -> None:
+    def _annotate(self, ops: list[fx.Node], nodes: list[fx.Node]) -> None:
         """Where each op stands, and what modules get and return."""
         record, captured = self.record, self.captured
         places = [[_text(part) for part in place] for place in record["places"]]
@@ -152,8 +152,8 @@ class _Restored:
             node.meta["nn_module_stack"] = {"": (f"model.{path}" if path else "model", kind)}
             file, _, number = line.rpartition(":")
             node.meta["stack_trace"] = f'File "{file}", line {number}'
-        for marks, given in zip((captured.module_inputs, captured.module_outputs), record["marks"], strict=True):
-            marks.update({_text(path): nodes[index] for path, index in given.items()})
+        for found, given in zip((captured.module_inputs, captured.module_outputs), record["marks"], strict=True):
+            found.update({path: nodes[index] for path, index in given.items()})
         captured.roles.update({nodes[index]: _text(role) for index, role in record["roles"]})
         captured.graph.output((nodes[record["output"]],))
 

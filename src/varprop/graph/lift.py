@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_map
 
 from varprop.graph.captured import Captured, drop_dead_code, format_args, sizes_of
-from varprop.graph.interpreter import OUTPUT, Applied, Interpreter, first_node, has_moments
+from varprop.graph.interpreter import OUTPUT, Applied, Interpreter, first_input, has_moments
 from varprop.graph.kernel_choice import KernelChoice
 from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
@@ -118,7 +118,7 @@ class _Lifter:
         key = self.kernels.key_of(node)
         if rule is None or not (rule.factored or key):
             inputs = {arg: self._multiplied_out(value) for arg, value in inputs.items()}
-        first: Any = node.args[first_node(node)] if node in self.interpreter.scale_names else None
+        first: Any = first_input(node) if node in self.interpreter.scale_names else None
         x: Any = inputs.get(first)
         scale = self._scale(self.interpreter.scale_names[node]) if is_random(x) else None
         if key and isinstance(x, Factored):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import Captured, evaluate, shape_of, upstream
+from varprop.graph.captured import Captured, arguments, evaluate, shape_of, upstream
 from varprop.graph.registry import Registries
 
 aten = torch.ops.aten
@@ -26,11 +26,12 @@ def simplify_masks(captured: Captured, tensors: Registries) -> None:
     Of "what the caller says, and that" the caller's part is left, which is the same for all queries more often.
     """
     for node in captured.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
-        args = [*node.args, *(None, 0.0, False)[len(node.args) - 3 :]]
-        if args[3] is None or args[5] or {"attn_mask", "dropout_p", "is_causal"} & set(node.kwargs):
+        given = arguments(node)
+        if given["attn_mask"] is None or given["is_causal"]:
             continue
-        mask, causal = _simplified(captured, tensors, args[3])
-        node.args = (*args[:3], mask, args[4], causal)
+        mask, causal = _simplified(captured, tensors, given["attn_mask"])
+        node.args = (*node.args[:3], mask, given["dropout_p"], causal)
+        node.kwargs = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if name in node.kwargs}
 
 
 def _simplified(captured: Captured, tensors: Registries, mask: Any) -> tuple[fx.Node | None, bool]:

@@ -49,19 +49,9 @@ MORE_ATEN = {
 }
 """Of torch's ops, beside those that have a rule, those of its core set and those that act on each entry alone."""
 FUNCTIONS: dict[str, Op] = {
-    f"varprop.{op.__name__}": op
-    for op in (
-        functions.argument,
-        functions.elementwise,
-        functions.grouped_matmul,
-        functions.modulus,
-        functions.quick_gelu,
-        functions.residual_linear,
-        functions.rms_normalize,
-        functions.spread,
-        functions.standardize,
-        functions.unit_length,
-    )
+    f"varprop.{name}": function
+    for name, function in inspect.getmembers(functions, inspect.isfunction)
+    if function.__module__ == functions.__name__
 }
 ON_SIZES: dict[str, Op] = {
     **{f"operator.{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "mod")},

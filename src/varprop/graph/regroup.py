@@ -13,11 +13,14 @@ import torch
 from torch import fx
 
 from varprop.graph.canonicalize import canonicalize
-from varprop.graph.captured import Captured, is_plain, reachable, see_through, shape_of
+from varprop.graph.captured import Captured, arguments, is_plain, reachable, see_through, shape_of
 from varprop.graph.chains import regroup_chains
 from varprop.rules import functions
 
 aten = torch.ops.aten
+
+MEANS_AND_SUMS = {aten.mean.dim, aten.sum.dim_IntList}
+REDUCTIONS = MEANS_AND_SUMS | {aten.var.dim, aten.var.correction, aten.linalg_vector_norm.default}
 
 
 def regroup(captured: Captured, random: Iterable[fx.Node]) -> None:
@@ -86,7 +89,7 @@ def _bounded(divisor: Any) -> tuple[Any, float, float]:
     if isinstance(divisor, fx.Node) and len(divisor.args) == 2 and isinstance(number := divisor.args[1], int | float):
         if divisor.target in (aten.clamp_min.default, aten.clamp.default):
             return divisor.args[0], 0.0, float(number)
-        if divisor.target is aten.add.Tensor:
+        if is_plain(divisor, aten.add.Tensor):
             return divisor.args[0], float(number), 0.0
     return divisor, 0.0, 0.0
 
@@ -94,33 +97,31 @@ def _bounded(divisor: Any) -> tuple[Any, float, float]:
 def _match_length(length: Any, x: fx.Node, root: Any) -> tuple[Any, tuple[int, ...], Any] | None:
     """If it is a root of the sum or the mean of x²: which of the two, over which dims, and what is added to that."""
     if _is_op(length, aten.linalg_vector_norm.default) and root is aten.sqrt.default:
-        order, dims, keeps = (list(length.args[1:4]) + [2, None, False][len(length.args) - 1 :])[:3]
-        same = see_through(length.args[0]) is see_through(x) and order == 2 and keeps and not length.kwargs
-        return (aten.sum.dim_IntList, tuple(dims), 0.0) if same and dims else None
+        given = arguments(length)
+        same = given["ord"] == 2 and given["dtype"] is None and see_through(given["self"]) is see_through(x)
+        return (aten.sum.dim_IntList, dims, 0.0) if same and (dims := _kept_dims(length)) else None
     inner = see_through(length.args[0]) if _is_op(length, root) else None
     if not isinstance(inner, fx.Node):
         return None
     terms: Any = [inner.args[:2], inner.args[1::-1]] if is_plain(inner, aten.add.Tensor) else [(inner, 0.0)]
     for statistic, eps in terms:
-        reduction, dims = _match_squares(see_through(statistic), x)
-        if dims:
-            return reduction, dims, eps
+        reduction = _match_squares(see_through(statistic), x)
+        if reduction is not None:
+            return reduction, _kept_dims(see_through(statistic)), eps
     return None
 
 
-def _match_squares(node: Any, x: fx.Node) -> tuple[Any, tuple[int, ...]]:
-    """If it is the mean or the sum of x²: which, and over which dims, kept as sizes of 1; no dims if it is neither."""
-    if _is_op(node, aten.mean.dim) or _is_op(node, aten.sum.dim_IntList):
-        return node.target, tuple(node.args[1] or ()) if _keepdim(node, 2) and _is_square_of(node.args[0], x) else ()
-    if _is_op(node, aten.var.dim):
-        by_n, keeps = len(node.args) > 2 and not node.args[2], _keepdim(node, 3)
-    elif _is_op(node, aten.var.correction):
-        by_n, keeps = node.kwargs.get("correction") == 0, node.kwargs.get("keepdim", False)
-    else:
-        return None, ()
-    dims = tuple(node.args[1]) if by_n and keeps else ()
+def _match_squares(node: Any, x: fx.Node) -> Any:
+    """``mean.dim`` or ``sum.dim_IntList`` if it is that of x², over dims that are kept as sizes of 1."""
+    dims, given = _kept_dims(node), arguments(node)
+    if not dims:
+        return None
+    if node.target in MEANS_AND_SUMS:
+        return node.target if _is_square_of(given["self"], x) else None
+    if given.get("unbiased", given.get("correction")) != 0:
+        return None
     centred = _match_centred(x, dims)
-    return aten.mean.dim, dims if centred is not None and see_through(centred) is see_through(node.args[0]) else ()
+    return aten.mean.dim if centred is not None and see_through(centred) is see_through(given["self"]) else None
 
 
 def _is_square_of(value: Any, x: fx.Node) -> bool:
@@ -139,15 +140,15 @@ def _match_centred(x: Any, dims: tuple[int, ...]) -> Any:
     if not isinstance(sub, fx.Node) or not is_plain(sub, aten.sub.Tensor):
         return None
     mean = see_through(sub.args[1])
-    if not _is_op(mean, aten.mean.dim) or not _keepdim(mean, 2):
-        return None
-    same = tuple(mean.args[1] or ()) == dims and see_through(mean.args[0]) is see_through(sub.args[0])
-    return sub.args[0] if same else None
+    same = _is_op(mean, aten.mean.dim) and _kept_dims(mean) == dims
+    return sub.args[0] if same and see_through(mean.args[0]) is see_through(sub.args[0]) else None
 
 
 def _is_op(node: Any, target: Any) -> bool:
     return isinstance(node, fx.Node) and node.target is target
 
 
-def _keepdim(node: fx.Node, position: int) -> bool:
-    return bool(node.args[position] if len(node.args) > position else node.kwargs.get("keepdim", False))
+def _kept_dims(node: Any) -> tuple[int, ...]:
+    """The dims that a reduction is over, if it is one and keeps them as sizes of 1."""
+    given = arguments(node) if isinstance(node, fx.Node) and node.target in REDUCTIONS else {}
+    return tuple(given["dim"] or ()) if given.get("keepdim") else ()
