@@ -10,7 +10,7 @@ from torch import nn
 import varprop as vp
 from tests.models import posterior_of
 from varprop.errors import CaptureError
-from varprop.graph import compiler
+from varprop.graph import check, compiler
 
 aten = torch.ops.aten
 
@@ -28,13 +28,13 @@ def _captured():
 def checked(monkeypatch):
     """The sizes of the calls that were checked, in order."""
     _captured()
-    seen, difference = [], compiler.difference
+    seen, difference = [], check.difference
 
     def noted(lifting, captured, call):
         seen.append(*map(list, call.sizes))
         return difference(lifting, captured, call)
 
-    monkeypatch.setattr(compiler, "difference", noted)
+    monkeypatch.setattr(check, "difference", noted)
     return seen
 
 

@@ -29,16 +29,15 @@ class Heads(nn.Module):
 
 @pytest.fixture
 def products(monkeypatch):
-    """Networks with and without merged products, and how many linear layers of means each graph has."""
+    """Networks without and with merged products, and how many of these ops each graph has."""
 
-    def build(model, x):
+    def build(model, x, op=aten.linear.default):
         posterior, found = vp.Posterior.isotropic(model, std=0.1), []
         for merged in (False, True):
             monkeypatch.setattr(compiler, "runs_on", lambda _, merged=merged: merged)
             net = vp.propagate(copy.deepcopy(model), posterior)
             net.capture(x)
-            graph = net._plans[0].module.graph
-            found.append((net, len(graph.find_nodes(op="call_function", target=aten.linear.default))))
+            found.append((net, len(net._plans[0].module.graph.find_nodes(op="call_function", target=op))))
         return found
 
     return build
@@ -68,21 +67,13 @@ def test_loaded_weights_reach_the_product(products):
     torch.testing.assert_close(tuple(merged(x)), tuple(expected(x)))
 
 
-def convolutions(net, x):
-    graph = net.plan((x,), {})[0].module.graph
-    return sum(node.target is aten.conv2d.default for node in graph.nodes)
-
-
 @pytest.mark.parametrize(
     ("options", "count"), [({}, 4), ({"bias": False, "stride": 2, "padding": 1}, 4), ({"groups": 2}, 5)]
 )
-def test_variance_and_squared_mean_go_through_one_convolution(monkeypatch, options, count):
+def test_variance_and_squared_mean_go_through_one_convolution(products, options, count):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, **options), nn.ReLU()).eval()
-    x, posterior, results = torch.randn(2, 3, 8, 7), vp.Posterior.isotropic(model, std=0.1), []
-    for merged in (False, True):
-        monkeypatch.setattr(compiler, "runs_on", lambda _, merged=merged: merged)
-        net = vp.propagate(copy.deepcopy(model), posterior)
-        results.append(net(x))
-        assert convolutions(net, x) == (count if merged else 5)
-    torch.testing.assert_close(*map(tuple, results))
+    x = torch.randn(2, 3, 8, 7)
+    (apart, many), (merged, few) = products(model, x, aten.conv2d.default)
+    assert (many, few) == (5, count)
+    torch.testing.assert_close(tuple(merged(x)), tuple(apart(x)))

@@ -32,10 +32,6 @@ def make(*args, seed=0, **options):
     return Tagger(*args, **options).double().eval(), torch.randn(3, 4, 3, dtype=torch.float64)
 
 
-def certain(model):
-    return posterior_of(model, 0.0)
-
-
 KINDS = [(nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {"nonlinearity": "relu", "bias": False}), (nn.RNN, {})]
 FULL = {"num_layers": 2, "bidirectional": True}
 
@@ -45,7 +41,7 @@ FULL = {"num_layers": 2, "bidirectional": True}
 @pytest.mark.parametrize(("kind", "options"), KINDS[1:])
 def test_a_network_of_certain_weights_is_the_layer(kind, options):
     model, x = make(kind, **options)
-    net = vp.propagate(model, certain(model))
+    net = vp.propagate(model, posterior_of(model, 0.0))
     torch.testing.assert_close(net(x).mean, model(x))
     assert net.signatures[0].startswith("float64[s")  # the batch is free, the length is not
     torch.testing.assert_close(net(x[:1, :3]).mean, model(x[:1, :3]))
@@ -56,7 +52,7 @@ def test_a_network_of_certain_weights_is_the_layer(kind, options):
 @pytest.mark.parametrize("packed", [False, True])
 def test_layers_directions_projections_and_packed_sequences(kind, options, packed):
     model, x = make(kind, **options, **FULL)
-    net = vp.propagate(model, certain(model))
+    net = vp.propagate(model, posterior_of(model, 0.0))
     rest = (torch.tensor([2, 4, 3]),) if packed else ()
     torch.testing.assert_close(net(x, *rest).mean, model(x, *rest))
 
@@ -138,7 +134,7 @@ def test_what_reads_packed_data_is_refused():
 def test_states_are_given_and_may_be_random():
     model, x = make(nn.GRU)
     state = torch.randn(1, 3, 4, dtype=torch.float64)
-    plain = vp.propagate(model, certain(model))
+    plain = vp.propagate(model, posterior_of(model, 0.0))
     torch.testing.assert_close(plain(x, state=state).mean, model(x, state=state))
     assert (plain(x, state=vp.Moments(state, torch.full_like(state, 0.1))).var > 0).all()
 
@@ -158,7 +154,7 @@ def test_cells_in_a_loop_share_their_scales(kind):
             return state[0] if isinstance(state, tuple) else state
 
     model, x = Loop().eval(), torch.randn(2, 3, 3)
-    net = vp.propagate(model, certain(model))
+    net = vp.propagate(model, posterior_of(model, 0.0))
     torch.testing.assert_close(net(x).mean, model(x))
     names = {"LSTMCell": 5, "GRUCell": 3, "RNNCell": 1}[kind.__name__]
     assert sum(name.startswith("cell.") for name in net.scales) == names

@@ -16,7 +16,7 @@ import varprop as vp
 from tests.models import make, posterior_of
 from tests.network.saved import Net, captured, no_capture
 from varprop.errors import NetworkFileError
-from varprop.graph.restoring import read_captured, write_captured
+from varprop.graph.graph_json import read_captured, write_captured
 from varprop.network.audit import audit_of
 from varprop.network.likeness import _kind as likeness_of_class
 from varprop.network.likeness import likeness

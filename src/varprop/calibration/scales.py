@@ -12,7 +12,7 @@ from varprop.calibration.adaptive import Adaptive
 from varprop.calibration.held_out import HeldOut
 from varprop.calibration.request import Procedure, Request
 from varprop.errors import CalibrationError, InputError, PrecisionError
-from varprop.graph.walk import OUTPUT
+from varprop.graph.interpreter import OUTPUT
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import ClassLink, Link, Softmax
 

@@ -97,7 +97,7 @@ def export(
     named = _named_inputs(net, args, kwargs)
     with _beside(target) as made:
         plan, _ = net.plan((), dict(named))
-        if plan.captured.pins is not None:
+        if plan.captured.guards is not None:
             raise ExportError("the graph of this model depends on values of its inputs, which no file looks at")
         found = outputs(predictor(**named))  # which also traces what the link needs, on real tensors
         record = Record(list(named), list(found), *_about(predictor), versions())

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import InputError
+from varprop.graph.interpreter import OUTPUT
 from varprop.graph.registry import scale_path
-from varprop.graph.walk import OUTPUT
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from varprop.errors import InputError
 from varprop.graph.export import watched
-from varprop.graph.walk import OUTPUT
+from varprop.graph.interpreter import OUTPUT
 from varprop.moments import Moments, is_random
 from varprop.network.moment_net import MomentNet
 from varprop.posterior.running import Running

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,10 +17,16 @@ from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Size, Structure, random_inputs
 from varprop.rules.ruleset import op_name
 
-if TYPE_CHECKING:
-    from varprop.graph.pins import Pins
+aten = torch.ops.aten
 
 PACKAGE = str(Path(__file__).parents[1])
+IDENTITIES = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.contiguous.default,
+}
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Captured:
     module_outputs: dict[str, fx.Node] = field(default_factory=dict)
     roles: dict[fx.Node, str] = field(default_factory=dict)
     """Of ops in a recurrent cell, which one it is: the same in every step."""
-    pins: Pins | None = None
+    guards: Guards | None = None
     ending: str = ""
     """What the model does to ``output`` and links expect to be undone: ``softmax`` or ``log_softmax``."""
 
@@ -49,12 +55,32 @@ class Captured:
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
     def exchange(self, node: fx.Node, new: fx.Node) -> None:
-        """``new`` for ``node``, wherever it is used or marked."""
+        """``new`` for ``node``, wherever it is used or annotated."""
         node.replace_all_uses_with(new)
-        for marks in (self.module_inputs, self.module_outputs):
-            marks.update({path: new for path, marked in marks.items() if marked is node})
+        for nodes in (self.module_inputs, self.module_outputs):
+            nodes.update({path: new for path, annotated in nodes.items() if annotated is node})
         if node in self.roles:
             self.roles[new] = self.roles[node]
+
+    def replace(self, node: fx.Node, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> None:
+        """Put ``target(*args)`` in the place of ``node``; its old inputs go when nothing else uses them."""
+        dtype = node.meta["val"].dtype
+        with self.graph.inserting_before(node):
+            new = self.graph.call_function(target, tuple(args), kwargs or {})
+            new.meta = dict(node.meta)
+            source = next(arg for arg in args if isinstance(arg, fx.Node))
+            if source.meta["val"].dtype != dtype:  # casts inside a chain were seen through
+                new = self.graph.call_function(aten._to_copy.default, (new,), {"dtype": dtype})
+                new.meta = dict(node.meta)
+        self.exchange(node, new)
+
+    def drop_dead_code(self) -> None:
+        """A module's input or output that has become dead is forgotten, not left dangling."""
+        drop_dead_code(self.graph)
+        alive = set(self.graph.nodes)
+        for nodes in (self.module_inputs, self.module_outputs):
+            for path in [path for path, node in nodes.items() if node not in alive]:
+                del nodes[path]
 
     def sources(self, var: Registry) -> list[fx.Node]:
         """The placeholders at which variance starts: inputs that are Moments, and parameters that have a variance."""
@@ -75,6 +101,25 @@ class Captured:
                 if last[arg] is node and arg not in kept:
                     del values[arg]
         return values
+
+
+@dataclass(frozen=True, eq=False)
+class Guards:
+    """Values of its inputs that a graph was captured with: it is valid for calls that have the same."""
+
+    captured: Captured
+    """A graph that computes the values from inputs and tensors."""
+    expected: list[tuple[fx.Node, float, str]]
+    """What each must be, and what to say if it is not."""
+
+    def broken(self, tensors: Registries, inputs: list[Tensor]) -> str | None:
+        """Why the graph is not valid for these inputs; None if it is."""
+        with torch.no_grad():
+            values = self.captured.run(tensors, inputs, {node for node, *_ in self.expected})
+        for node, value, reason in self.expected:
+            if values[node].item() != value:
+                return f"{reason} (it was captured with {value:g}, here it is {values[node].item():g})"
+        return None
 
 
 def reachable(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
@@ -165,13 +210,47 @@ def numbered(path: str, count: int) -> str:
     return path if count == 1 else f"{path}#{count}"
 
 
+# --- what an op is -------------------------------------------------------------------------------
+
+
+def arguments(node: Any) -> dict[str, Any]:
+    """The arguments of one of torch's ops by name, defaults included; none for anything else."""
+    if not isinstance(node, fx.Node) or not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    schema = node.target._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return defaults | dict(zip((argument.name for argument in schema), node.args, strict=False)) | node.kwargs
+
+
+def is_plain(node: fx.Node, target: Any) -> bool:
+    """Is it this sum or difference, and not one with a factor on the second term?"""
+    return node.target is target and bool(node.kwargs.get("alpha", 1) == 1)
+
+
+def is_transparent(node: fx.Node) -> bool:
+    """Does the op hand on its input? A cast to integers does not."""
+    return node.target in IDENTITIES and node.meta["val"].is_floating_point()
+
+
+def see_through(node: Any) -> Any:
+    while isinstance(node, fx.Node) and is_transparent(node):
+        node = node.args[0]
+    return node
+
+
 # --- sizes ---------------------------------------------------------------------------------------
 
 
-def outline_of(node: fx.Node) -> str:
-    """Dtype and shape of a node's value, sizes that are free by their names; empty if it is not a tensor."""
+def shape_of(node: fx.Node) -> list[str]:
+    """Sizes as text, free ones by their names, because comparing symbols adds guards; empty if it is not a tensor."""
     value = node.meta.get("val")
-    return f"{value.dtype} {[*map(str, value.shape)]}" if isinstance(value, Tensor) else ""
+    return [*map(str, value.shape)] if isinstance(value, Tensor) else []
+
+
+def outline_of(node: fx.Node) -> str:
+    """Dtype and shape of a node's value; empty if it is not a tensor."""
+    value = node.meta.get("val")
+    return f"{value.dtype} {shape_of(node)}" if isinstance(value, Tensor) else ""
 
 
 def sizes_of(node: fx.Node) -> tuple[Size, ...]:
@@ -191,14 +270,14 @@ def size_ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int, f
 # --- what is computed ----------------------------------------------------------------------------
 
 
-def spell(value: Any, names: dict[fx.Node, str], plain: Callable[[Any], str] = repr) -> str:
+def format_args(value: Any, names: dict[fx.Node, str], plain: Callable[[Any], str] = repr) -> str:
     """The arguments of an op as text, its nodes by name."""
     if isinstance(value, fx.Node):
         return names.get(value, value.name)
     if isinstance(value, list | tuple):
-        return f"[{','.join(spell(item, names, plain) for item in value)}]"
+        return f"[{','.join(format_args(item, names, plain) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{spell(item, names, plain)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}:{format_args(item, names, plain)}' for key, item in value.items())}}}"
     return plain(value)
 
 
@@ -213,6 +292,8 @@ def fingerprint(captured: Captured) -> str:
 
     total = hashlib.sha256()
     for node in (*captured.ops(), captured.graph.output_node()):
-        text = f"{op_name(node.target)} {spell(node.args, names, plain)} {spell(node.kwargs, names, plain)}\n"
+        text = (
+            f"{op_name(node.target)} {format_args(node.args, names, plain)} {format_args(node.kwargs, names, plain)}\n"
+        )
         total.update(text.encode())
     return total.hexdigest()

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from varprop.graph.captured import Captured, upstream
-from varprop.graph.rewriting import is_transparent, replace, see_through, shape_of
-from varprop.graph.synonyms import is_complex
+from varprop.graph.canonicalize import is_complex
+from varprop.graph.captured import Captured, is_transparent, see_through, shape_of, upstream
 from varprop.rules import functions
 from varprop.rules.derivative import AFFINE, DERIVATIVES
 
@@ -36,6 +35,23 @@ SINGULAR = {
     aten.rsqrt.default,
     aten.sqrt.default,
 }
+
+# Functions that have a rule of their own, which models write out.
+KNOWN: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (aten.gelu.default, {}),
+    (aten.gelu.default, {"approximate": "tanh"}),
+    (functions.quick_gelu, {}),
+    (aten.silu.default, {}),
+    (aten.sigmoid.default, {}),
+    (aten.tanh.default, {}),
+    (aten.relu.default, {}),
+    (aten.softplus.default, {}),
+    (aten.mish.default, {}),
+    (aten.elu.default, {}),
+    (aten.hardswish.default, {}),
+    (aten.hardsigmoid.default, {}),
+    (aten.abs.default, {}),
+)
 
 
 def regroup_chains(captured: Captured, reached: set[fx.Node]) -> None:
@@ -98,27 +114,26 @@ def _fuse(captured: Captured, node: fx.Node, source: dict[fx.Node, fx.Node]) -> 
     function = fx.GraphModule({}, inner)
     known = _recognise(function) if not constants else None
     if known is not None:
-        replace(captured, node, known[0], (source[node],), known[1])
+        captured.replace(node, known[0], (source[node],), known[1])
     elif _is_defined_everywhere(function, constants):
-        replace(captured, node, functions.elementwise, (function, source[node], *constants))
+        captured.replace(node, functions.elementwise, (function, source[node], *constants))
 
 
 def _recognise(function: fx.GraphModule) -> tuple[Any, dict[str, Any]] | None:
-    """The function with a rule of its own that this chain is: written with ops it may be written with, and the same.
+    """The function with a rule of its own that this chain is, by its values.
 
-    The values confirm it, on a grid that has every number of the chain in it and goes on as far as values do. Where
+    They are compared on a grid that has every number of the chain in it and goes on as far as values do. Where
     the chain overflows and the function does not, as log(1 + eˣ) does, the model has no use for either.
     """
-    ops = {node.target for node in function.graph.nodes if node.op == "call_function"} - AFFINE
     numbers = [float(arg) for node in function.graph.nodes for arg in node.args if isinstance(arg, int | float)]
     near, far = torch.linspace(-12, 12, 481), torch.logspace(1, 8, 141)
     around = torch.tensor(numbers)[:, None] * torch.tensor([-1.001, -1, -0.999, 0.999, 1, 1.001])
     grid = torch.cat([near, far, -far, around.flatten()]).double()
     values = function(grid)
-    for target, kwargs, vocabulary in KNOWN:
-        expected = target(grid, **kwargs)
-        alike = torch.isclose(values, expected, rtol=1e-6, atol=1e-7) | ~values.isfinite()
-        if ops <= vocabulary and bool(alike.all()):
+    overflows = ~values.isfinite() & (grid.abs() > near.max())
+    for target, kwargs in KNOWN:
+        alike = torch.isclose(values, target(grid, **kwargs), rtol=1e-6, atol=1e-7) | overflows
+        if bool(alike.all()):
             return target, kwargs
     return None
 
@@ -129,32 +144,3 @@ def _is_defined_everywhere(function: fx.GraphModule, constants: list[fx.Node]) -
         return True
     wide = torch.linspace(-50, 50, 2001, dtype=torch.float64)
     return not constants and bool(function(wide).isfinite().all())
-
-
-_EXPONENTIALS = {aten.exp.default, aten.reciprocal.default, aten.sigmoid.default, aten.tanh.default}
-_LOGARITHMS = {aten.log.default, aten.log1p.default, aten.log_sigmoid.default, aten.softplus.default}
-_KINKS = {
-    aten.abs.default,
-    aten.clamp.default,
-    aten.clamp_max.default,
-    aten.clamp_min.default,
-    aten.hardtanh.default,
-    aten.relu.default,
-    aten.relu6.default,
-}
-# Functions with a rule, and the ops that may occur, beside affine ones, where they are written out.
-KNOWN: tuple[tuple[Any, dict[str, Any], set[Any]], ...] = (
-    (aten.gelu.default, {}, {aten.erf.default, aten.gelu.default}),
-    (aten.gelu.default, {"approximate": "tanh"}, {aten.pow.Tensor_Scalar, aten.square.default, *_EXPONENTIALS}),
-    (functions.quick_gelu, {}, _EXPONENTIALS),
-    (aten.silu.default, {}, _EXPONENTIALS),
-    (aten.sigmoid.default, {}, _EXPONENTIALS),
-    (aten.tanh.default, {}, _EXPONENTIALS),
-    (aten.relu.default, {}, _KINKS),
-    (aten.softplus.default, {}, _LOGARITHMS | _EXPONENTIALS | _KINKS),
-    (aten.mish.default, {}, _LOGARITHMS | _EXPONENTIALS),
-    (aten.elu.default, {}, {aten.elu.default, aten.exp.default, *_KINKS}),
-    (aten.hardswish.default, {}, {aten.hardsigmoid.default, *_KINKS}),
-    (aten.hardsigmoid.default, {}, _KINKS),
-    (aten.abs.default, {}, _KINKS),
-)

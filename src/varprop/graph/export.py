@@ -1,4 +1,4 @@
-"""Model → functional ATen graph, with module paths, source lines and every module's inputs and outputs marked."""
+"""Model → functional ATen graph, with module paths, source lines and every module's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import contextlib
 import functools
 import io
 import logging
-import os
 import sys
 import threading
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,23 +19,18 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.overrides import TorchFunctionMode
 
-from varprop.errors import CaptureError, InputError, VarpropError
-from varprop.graph.captured import (
-    Captured,
-    is_internal,
-    keep_constant,
-    numbered,
-    size_ranges,
-    strip_assertions,
-)
-from varprop.graph.marks import mark, read_marks
+from varprop.errors import CaptureError
+from varprop.graph.annotations import annotate, read_annotations
+from varprop.graph.canonicalize import name_instance_norms
+from varprop.graph.captured import Captured, keep_constant, numbered, size_ranges, strip_assertions
+from varprop.graph.diagnostics import refuse_drawing, refuse_writing, require_rules
+from varprop.graph.interpreter import Applied
 from varprop.graph.output import Output, select_output
-from varprop.graph.refusals import refuse_drawing, refuse_writing
 from varprop.graph.registry import Registries, Registry
-from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, stand_in
-from varprop.graph.synonyms import name_instance_norms
+from varprop.graph.signature import Binder, Call, Size, Structure, dynamic_shapes, example_input
 from varprop.graph.unroll import Unrolled
-from varprop.graph.values import Reading, Rereading
+from varprop.graph.value_reads import ValueReads
+from varprop.rules import RuleSet
 
 SOFTMAX: dict[Any, str] = {
     torch.ops.aten.softmax.int: "softmax",
@@ -58,22 +51,27 @@ LOGGERS = (
 _one_at_a_time = threading.RLock()  # torch's exporter has a state of its own, and there is one stderr
 
 
+@dataclass(frozen=True)
+class Lifting:
+    """What is compiled: a model, the tensors of a network in place of its own, and the rules that lift it."""
+
+    model: nn.Module
+    tensors: Registries
+    rules: RuleSet
+    output: Output
+    require: Callable[[list[Applied], str, RuleSet], None] = require_rules
+    """Raises if what became of the model's ops is not enough."""
+
+
 class Model(nn.Module):
     """The model called with the tensors of a network in place of its own, returning one tensor."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tensors: Registries,
-        structure: Structure,
-        output: Output,
-        mode: TorchFunctionMode | None = None,
-    ) -> None:
+    def __init__(self, lifting: Lifting, structure: Structure, mode: TorchFunctionMode | None = None) -> None:
         super().__init__()
         self.mode = mode or contextlib.nullcontext()
-        self.model, self.mean, self.buffer = model, tensors.mean, tensors.buffer
-        self.structure, self.output = structure, output
-        self.binder = Binder(model.forward)
+        self.model, self.mean, self.buffer = lifting.model, lifting.tensors.mean, lifting.tensors.buffer
+        self.structure, self.output = structure, lifting.output
+        self.binder = Binder(lifting.model.forward)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         tensors = dict([*self.mean, *self.buffer])
@@ -85,32 +83,24 @@ class Model(nn.Module):
             return select_output(self.binder.run(run, self.structure, inputs), self.output)
 
 
-def export(
-    model: nn.Module,
-    tensors: Registries,
-    output: Output,
-    call: Call,
-    sizes: list[tuple[Size, ...]],
-    known: Container[Any],
-    seen: list[Any] | None = None,
-) -> Captured:
-    """Capture ``model`` in a call like this one; of the ``sizes`` of its inputs, those without a number may stay free.
-    Ops that are not ``known`` and consist of others become those: ``special_expit`` is ``sigmoid``. Values that forward
-    reads from its inputs are those ``seen`` before, if they are given.
+def export(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], values: list[Any] | None = None) -> Captured:
+    """Capture the model in a call like this one; of the ``sizes`` of its inputs, those without a number may stay free.
+    Ops that have no rule and consist of others become those: ``special_expit`` is ``sigmoid``. Values that forward
+    reads from its inputs are those that ``read_values`` found, if they are given.
 
-    Constants that its forward creates are added to ``tensors``. Raises whatever ``torch.export`` raises: see
+    Constants that its forward creates are added to the tensors. Raises whatever ``torch.export`` raises: see
     ``capture_error`` for what to make of it.
     """
-    examples = tuple(map(stand_in, call.inputs, sizes))
-    wrapped = Model(model, tensors, call.structure, output, None if seen is None else Rereading(seen))
-    with watched(model, lambda kind, path, x: mark(x, f"{kind}:{path}")), Unrolled():
+    examples = tuple(map(example_input, call.inputs, sizes))
+    model = Model(lifting, call.structure, None if values is None else ValueReads(values))
+    with watched(lifting.model, lambda kind, path, x: annotate(x, kind, path)), Unrolled():
         with _one_at_a_time, _silent_if_it_fails():
-            program = torch.export.export(wrapped, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
+            program = torch.export.export(model, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
         _drop_dropout(program.graph)
-        composites = _composites(program.graph, known)
+        composites = _composites(program.graph, lifting.rules)
         if composites or not _is_functional(program.graph):  # else it would be the same, after as long as an export
             program = program.run_decompositions(composites | {RRELU: _rrelu})
-    captured = _read(program, call.structure, tensors.constant)
+    captured = _read(program, call.structure, lifting.tensors.constant)
     _leave_softmax_to_the_link(captured)
     name_instance_norms(captured)
     refuse_drawing(captured)
@@ -148,20 +138,20 @@ def _rrelu(x: Tensor, noise: Tensor, lower: float, upper: float, training: bool 
     return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
 
 
-def read_values(model: nn.Module, tensors: Registries, output: Output, call: Call) -> list[Any]:
+def read_values(lifting: Lifting, call: Call) -> list[Any]:
     """What forward reads from its inputs in this call: numbers, and sizes that depend on entries."""
-    reading = Reading()
-    Model(model, tensors, call.structure, output, reading)(*(x.clone() for x in call.given_inputs))
-    return reading.seen
+    reads = ValueReads()
+    Model(lifting, call.structure, reads)(*(x.clone() for x in call.given_inputs))
+    return reads.seen
 
 
 @contextlib.contextmanager
 def _silent_if_it_fails() -> Iterator[None]:
     """torch prints the graph so far before it raises; what a model prints comes out once it is captured."""
-    told = io.StringIO()
-    with contextlib.redirect_stderr(told):
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
         yield
-    sys.stderr.write(told.getvalue())
+    sys.stderr.write(printed.getvalue())
 
 
 @contextlib.contextmanager
@@ -203,41 +193,6 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
-    """What a failed capture means: the user's inputs if the model itself fails on them, else the model."""
-    if isinstance(error, VarpropError | torch.OutOfMemoryError):
-        return error
-    name, inputs = type(model).__name__, call.given_inputs
-    try:
-        with torch.no_grad():
-            Binder(model.forward).run(model, call.structure, inputs)
-    except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
-        return InputError(f"{name} itself fails on these inputs: {own}.{_cast_hint(model, inputs)}")
-    reason = (str(error).strip().splitlines() or [""])[0]
-    if " " not in reason:  # a KeyError, for one, says but the key
-        reason = f"{type(error).__name__} {reason}".strip()
-    return CaptureError(
-        f"{name} cannot be captured by torch.export{_own_line(error)}: {reason}\n"
-        "Its forward depends on tensor values or leaves torch: propagate a submodule of it, or rewrite that part."
-    )
-
-
-def _own_line(error: Exception) -> str:
-    """Where in the model it went wrong."""
-    library = str(Path(os.__file__).parent)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_internal(frame.filename)]
-    own = [frame for frame in frames if library not in frame.filename or "site-packages" in frame.filename]
-    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-
-
-def _cast_hint(model: nn.Module, inputs: list[Tensor]) -> str:
-    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    for index, x in enumerate(inputs):
-        if x.dtype != wanted:
-            return f" Input {index} is {x.dtype}, the model {wanted}: does it need .to({wanted})?"
-    return ""
-
-
 @contextlib.contextmanager
 def watched(model: nn.Module, note: Callable[[str, str, Tensor], None]) -> Iterator[None]:
     """While open, ``note("in" or "out", path, x)`` sees the first tensor each module gets and returns.
@@ -269,7 +224,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _read(program: torch.export.ExportedProgram, structure: Structure, constants: Registry) -> Captured:
-    """Name the placeholders, lift the marks out, drop assertions about baked shapes and dtypes."""
+    """Name the placeholders, take the annotations out, drop assertions about baked shapes and dtypes."""
     captured = Captured(program.graph, structure, size_ranges(program))
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     for node in program.graph.find_nodes(op="placeholder"):
@@ -283,7 +238,7 @@ def _read(program: torch.export.ExportedProgram, structure: Structure, constants
             captured.tensors[node] = "constant", keep_constant(program.constants[spec.target], constants)
         elif node.users:  # the model's own tensor: replaced by the registry's, so nothing may use it
             raise CaptureError(f"the model reads {spec.target} in a way that torch.func.functional_call cannot replace")
-    read_marks(captured)
+    read_annotations(captured)
     kinds = [spec.kind for spec in program.graph_signature.output_specs]
     output = program.graph.output_node()
     output.args = ((output.args[0][kinds.index(OutputKind.USER_OUTPUT)],),)  # inputs written to are listed before

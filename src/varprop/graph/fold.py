@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import drop_dead_code, evaluate, spell, upstream
+from varprop.graph.captured import drop_dead_code, evaluate, format_args, upstream
 from varprop.graph.registry import Registries
 from varprop.kernels.launch import aligned
 
@@ -22,9 +22,8 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
     Large views are not stored, and neither is anything much larger than what it is made of. Scales stay live: they are
     trained later.
     """
-    constant, folded = _constants(graph), tensors.folded
+    constant, folded, values = _constants(graph), tensors.folded, _values(tensors)
     names = _names(graph, constant)
-    values = dict((*tensors.named_buffers(), *tensors.named_parameters()))
     for node in list(graph.nodes):
         if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
             continue
@@ -35,46 +34,50 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
             base = base.args[0]
         if base.op == "get_attr":
             continue
-        if names[base] not in folded:
-            nodes = upstream(base)
-            known: dict[fx.Node, Any] = {n: values[n.target] for n in nodes if n.op == "get_attr"}  # type: ignore[index]
-            largest = max(SMALL, 2 * sum(tensor.numel() for tensor in known.values()))
-            with torch.no_grad():
-                evaluate(nodes, known)
-            if not isinstance(known[base], Tensor) or known[base].numel() > largest:
+        if (name := names[base]) not in folded:
+            recipe = _recipe(base)
+            sources = [values[n.target].numel() for n in recipe.find_nodes(op="get_attr")]
+            result = _compute(recipe, values)
+            if not isinstance(result, Tensor) or result.numel() > max(SMALL, 2 * sum(sources)):
                 continue
-            tensors.recipes[names[base]] = _copied(nodes)
-            folded[names[base]] = aligned(known[base])[0]
-        base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{names[base]}", (), {}
-        values[base.target] = folded[names[base]]
+            tensors.recipes[name], folded[name] = recipe, aligned(result)[0]
+        base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{name}", (), {}
+        values[base.target] = folded[name]
     drop_dead_code(graph)
+
+
+def refold(tensors: Registries) -> None:
+    """Compute what was folded again, after the tensors it is made of have changed."""
+    values = _values(tensors)
+    for name, recipe in tensors.recipes.items():
+        tensors.folded[name] = values[f"folded.{name}"] = aligned(_compute(recipe, values))[0]
+
+
+def _values(tensors: Registries) -> dict[Any, Tensor]:
+    return dict((*tensors.named_buffers(), *tensors.named_parameters()))
+
+
+def _recipe(node: fx.Node) -> fx.Graph:
+    """A graph of its own that computes this node."""
+    recipe = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for each in upstream(node):
+        copies[each] = recipe.node_copy(each, copies.__getitem__)
+    recipe.output(copies[node])
+    return recipe
+
+
+def _compute(recipe: fx.Graph, values: dict[Any, Tensor]) -> Any:
+    known: dict[fx.Node, Any] = {node: values[node.target] for node in recipe.find_nodes(op="get_attr")}
+    with torch.no_grad():
+        evaluate(recipe.nodes, known)
+    return known[recipe.output_node().args[0]]  # type: ignore[index]
 
 
 def _is_view(node: fx.Node) -> bool:
     """A cast is none, though torch counts it among them."""
     source = node.args[0] if getattr(node.target, "is_view", False) else None
     return isinstance(source, fx.Node) and bool(source.meta["val"].dtype == node.meta["val"].dtype)
-
-
-def refold(tensors: Registries) -> None:
-    """Compute what was folded again, after the tensors it is made of have changed."""
-    values = dict((*tensors.named_buffers(), *tensors.named_parameters()))
-    for name, recipe in tensors.recipes.items():
-        known = {node: values[node.target] for node in recipe.find_nodes(op="get_attr")}
-        with torch.no_grad():
-            evaluate(recipe.nodes, known)
-        result = known[recipe.output_node().args[0]]
-        tensors.folded[name] = values[f"folded.{name}"] = aligned(result)[0]
-
-
-def _copied(nodes: list[fx.Node]) -> fx.Graph:
-    """A graph of its own that computes the last of these nodes."""
-    recipe = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        copies[node] = recipe.node_copy(node, copies.__getitem__)
-    recipe.output(copies[nodes[-1]])
-    return recipe
 
 
 def _constants(graph: fx.Graph) -> set[fx.Node]:
@@ -102,6 +105,8 @@ def _names(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, str]:
     names: dict[fx.Node, str] = {}
     for node in graph.nodes:
         if node in constant:
-            text = node.target if node.op == "get_attr" else f"{node.target}{spell((node.args, node.kwargs), names)}"
+            text = (
+                node.target if node.op == "get_attr" else f"{node.target}{format_args((node.args, node.kwargs), names)}"
+            )
             names[node] = f"f{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return names

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.operator_support import OperatorSupport
 
-from varprop.graph.captured import outline_of, spell
+from varprop.graph.captured import format_args, outline_of, shape_of
 from varprop.kernels.region import Region, results_of
 from varprop.kernels.wording import WRITE
 
 aten = torch.ops.aten
 
-FEWEST = 2  # steps that are worth a kernel of their own
+MIN_STEPS = 2  # steps that are worth a kernel of their own
 PREFIX = "region"
 
 
 def fuse(module: fx.GraphModule, pointwise: nn.ModuleDict) -> None:
     """In place. Equal regions share a module of ``pointwise``; their tensors, which differ, are its arguments."""
-    for outline in _worth_it(module.graph):
-        partitioner = _Partitioner(module, _Entrywise(outline), allows_single_node_partition=True)
-        found = [part for part in partitioner.propose_partitions() if _size(part.nodes) >= FEWEST]
+    for outline in _candidates(module.graph):
+        partitioner = _Partitioner(module, outline)
+        found = [part for part in partitioner.propose_partitions() if _size(part.nodes) >= MIN_STEPS]
         if found:
             partitioner.fuse_partitions(found, prefix=PREFIX)
             _share(module, pointwise)
 
 
-def _worth_it(graph: fx.Graph) -> list[str]:
+def _candidates(graph: fx.Graph) -> list[str]:
     """Outlines of steps of which one takes what another gives; to look for regions takes a while."""
     outlines = {node: _outline(node) for node in graph.nodes}
     steps = [node for node in graph.nodes if outlines[node] and node.target is not operator.getitem]
@@ -82,20 +81,16 @@ def _is_join(node: fx.Node) -> bool:
     return node.target is aten.cat.default and node.args[1:] == (1,) and node.meta["val"].ndim > 2
 
 
-class _Entrywise(OperatorSupportBase):
-    """Steps whose results are of one shape and dtype, from tensors of that shape, vectors and numbers."""
+class _Partitioner(CapabilityBasedPartitioner):
+    """Finds steps whose results are of one shape and dtype, from tensors of that shape, vectors and numbers."""
 
-    def __init__(self, outline: str) -> None:
+    def __init__(self, module: fx.GraphModule, outline: str) -> None:
+        super().__init__(module, OperatorSupport(), allows_single_node_partition=True)
         self.outline = outline
 
-    def is_node_supported(self, submodules: Mapping[str, nn.Module], node: fx.Node) -> bool:
-        return _outline(node) == self.outline
-
-
-class _Partitioner(CapabilityBasedPartitioner):
     def _is_node_supported(self, node: fx.Node) -> bool:
         """Without a list of all modules of the network at every node, which is nine tenths of its time."""
-        return self.operator_support.is_node_supported({}, node)
+        return _outline(node) == self.outline
 
 
 def _outline(node: fx.Node) -> str:
@@ -118,7 +113,7 @@ def _fits(node: fx.Node, result: Tensor) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
-    sizes, full = [*map(str, value.shape)], [*map(str, result.shape)]
+    sizes, full = shape_of(node), [*map(str, result.shape)]
     sizes = ["1"] * (len(full) - len(sizes)) + sizes
     apart = sum(size != whole for size, whole in zip(sizes, full, strict=True))  # where it is repeated
     return apart <= 1 or sum(size != "1" for size in sizes) <= 1
@@ -131,7 +126,7 @@ def _size(nodes: Any) -> int:
 def _key(steps: fx.GraphModule) -> str:
     """The same for steps that differ in the names of their tensors alone."""
     names = {node: f"n{index}" for index, node in enumerate(steps.graph.nodes)}
-    lines = [f"{node.op} {_kind_of(node)} {spell((node.args, node.kwargs), names)}" for node in steps.graph.nodes]
+    lines = [f"{node.op} {_kind_of(node)} {format_args((node.args, node.kwargs), names)}" for node in steps.graph.nodes]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 

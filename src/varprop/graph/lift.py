@@ -1,31 +1,28 @@
-"""The walk of a captured graph, written down as a flat graph of plain tensors."""
+"""A captured graph lifted to moments: a flat graph of plain tensors."""
 
 from __future__ import annotations
 
 import operator
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import fx
 from torch.utils._pytree import tree_map
 
-from varprop.errors import UnsupportedOpError
-from varprop.graph.captured import Captured, drop_dead_code, module_class, module_path, sizes_of, source_line, spell
-from varprop.graph.placement import Placement
+from varprop.graph.captured import Captured, drop_dead_code, format_args, sizes_of
+from varprop.graph.interpreter import OUTPUT, Applied, Interpreter, first_input, has_moments
+from varprop.graph.kernel_choice import KernelChoice
 from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
-from varprop.graph.steps import SYMBOLIC, Steps, sizes_stay_free, tracing_mode
-from varprop.graph.walk import OUTPUT, Applied, Walk, first_node, has_moments
+from varprop.graph.trace_cache import SYMBOLIC, TraceCache, fake_mode_of, require_free_sizes
 from varprop.kernels.activations import activate
 from varprop.kernels.launch import runs_on
 from varprop.kernels.tokens import FUSED
 from varprop.moments import Factored, Moments, is_random, multiplied_out
 from varprop.rules.forms import in_forms
-from varprop.rules.ruleset import Rule, RuleSet, op_name
+from varprop.rules.ruleset import Rule, RuleSet
 from varprop.rules.terms import products_of
 
 aten = torch.ops.aten
@@ -46,34 +43,34 @@ def lift(captured: Captured, rules: RuleSet, tensors: Registries) -> Lifted:
 
     Constants and pointwise rules that it needs are added to ``tensors``; of scales it only has the names.
     """
-    writing = _Writing(captured, rules, tensors)
-    with sizes_stay_free(writing.steps.mode):
-        writing.write()
-    graph = writing.graph
+    lifter = _Lifter(captured, rules, tensors)
+    with require_free_sizes(lifter.traces.mode):
+        lifter.write()
+    graph = lifter.graph
     drop_dead_code(graph)
     for index in _untag(graph):
-        writing.applied[index].needed = True
+        lifter.applied[index].needed = True
     used = {node.target for node in graph.find_nodes(op="get_attr")}
-    names = dict.fromkeys((*writing.walk.scale_names.values(), OUTPUT))
+    names = dict.fromkeys((*lifter.interpreter.scale_names.values(), OUTPUT))
     scales = [name for name in names if f"scale.{scale_path(name)}" in used]
-    return Lifted(graph, _signature(captured, graph), writing.applied, scales)
+    return Lifted(graph, _signature(captured, graph), lifter.applied, scales)
 
 
 def tag(var: Any, index: int) -> Any:
-    """Marks the variance of the index-th op; marks still there after dead-code removal are of those asked for."""
+    """Tags the variance of the index-th op; tags still there after dead-code removal are of those asked for."""
     return var
 
 
-class _Writing:
-    """A walk on nodes of a new graph in place of tensors: Moments of two nodes where a value is random."""
+class _Lifter:
+    """Interprets a captured graph on nodes of a new graph: Moments of two nodes where a value is random."""
 
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
         self.captured, self.tensors, self.graph = captured, tensors, fx.Graph()
-        self.placement = Placement(tensors.pointwise, runs_on(tensors.device))
-        self.walk = Walk(captured, in_forms(rules, FUSED) if self.placement.accelerated else rules, tensors)
-        for node in self.walk.scale_names:
-            self.placement.prepare(node, rules[node.target])  # type: ignore[index]
-        self.steps = Steps(self.graph, tracing_mode(captured.graph), tensors.constant)
+        self.kernels = KernelChoice(tensors.pointwise, runs_on(tensors.device))
+        self.interpreter = Interpreter(captured, in_forms(rules, FUSED) if self.kernels.accelerated else rules, tensors)
+        for node in self.interpreter.scale_names:
+            self.kernels.prepare(node, rules[node.target])  # type: ignore[index]
+        self.traces = TraceCache(self.graph, fake_mode_of(captured.graph), tensors.constant)
         self.applied: list[Applied] = []
         self.products: dict[Any, Moments] = {}  # by their coefficients
 
@@ -97,7 +94,7 @@ class _Writing:
         inputs = {arg: values[arg] for arg in node.all_input_nodes}
         args: Any = node.args
         if node.target is operator.getitem and not is_random(source := inputs[args[0]]):
-            return source[args[1]] if isinstance(source, list | tuple) else self.steps.copy(node, values)
+            return source[args[1]] if isinstance(source, list | tuple) else self.traces.copy(node, values)
         reaches = has_moments(list(inputs.values()))
         if reaches:
             rule, result = self._apply(node, inputs)
@@ -109,41 +106,41 @@ class _Writing:
     def _plain(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> Any:
         """An op that no variance reaches stays as it is, but for views: they rely on strides that a rule may change."""
         if node.target is aten.view.default:
-            new = self.steps.copy(node, inputs)
+            new = self.traces.copy(node, inputs)
             new.target = aten.reshape.default
             return new
         if isinstance(node.target, torch._ops.OpOverload) or isinstance(node.meta.get("val"), SYMBOLIC):
-            return self.steps.copy(node, inputs)
+            return self.traces.copy(node, inputs)
         return self._apply(node, inputs)[1]
 
     def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
-        rule = self.walk.rules.get(node.target)  # type: ignore[arg-type]
-        key = self.placement.key_of(node)
+        rule = self.interpreter.rules.get(node.target)  # type: ignore[arg-type]
+        key = self.kernels.key_of(node)
         if rule is None or not (rule.factored or key):
             inputs = {arg: self._multiplied_out(value) for arg, value in inputs.items()}
-        first: Any = node.args[first_node(node)] if node in self.walk.scale_names else None
+        first: Any = first_input(node) if node in self.interpreter.scale_names else None
         x: Any = inputs.get(first)
-        scale = self._scale(self.walk.scale_names[node]) if is_random(x) else None
+        scale = self._scale(self.interpreter.scale_names[node]) if is_random(x) else None
         if key and isinstance(x, Factored):
-            as_tokens, parts = self.steps.write("tokens", products_of, x)
+            as_tokens, parts = self.traces.write("tokens", products_of, x)
             if as_tokens:
                 mean, numbers, *vectors = parts
                 call = self.graph.call_function(activate, (mean, numbers, scale, *vectors, None, None, False, key))
                 return rule, self._both(call, node)
             inputs[first] = x = parts
         args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
-        if rule is not None and (kernel := self.placement.kernel(node, rule, args, kwargs, scale)):
+        if rule is not None and (kernel := self.kernels.kernel(node, rule, args, kwargs, scale)):
             return rule, self._both(self.graph.create_node(*kernel), node)
         if is_random(x):
-            inputs[first] = self._scaled(x, self.walk.scale_names[node])
+            inputs[first] = self._scaled(x, self.interpreter.scale_names[node])
 
         def apply(*values: Any) -> tuple[Rule | None, Any]:
             args, kwargs = fx.map_arg((node.args, node.kwargs), dict(zip(inputs, values, strict=True)).__getitem__)
-            return self.walk.apply(node, *args, **kwargs)
+            return self.interpreter.apply(node, *args, **kwargs)
 
         names = {arg: f"%{index}" for index, arg in enumerate(inputs)}
-        return self.steps.write(
-            f"{id(node.target)}{spell((node.args, node.kwargs), names, _text)}", apply, *inputs.values()
+        return self.traces.write(
+            f"{id(node.target)}{format_args((node.args, node.kwargs), names, _text)}", apply, *inputs.values()
         )
 
     def _both(self, call: fx.Node, node: fx.Node) -> Moments:
@@ -164,7 +161,7 @@ class _Writing:
             if not isinstance(x, Factored):
                 return x
             if x.coefficients not in self.products:
-                self.products[x.coefficients] = self.steps.write("products", lambda x: (None, multiplied_out(x)), x)[1]
+                self.products[x.coefficients] = self.traces.write("products", lambda x: (None, multiplied_out(x)), x)[1]
             return self.products[x.coefficients]
 
         return tree_map(multiplied, value, is_leaf=is_random)
@@ -185,23 +182,6 @@ class _Writing:
 
 def _text(value: Any) -> str:
     return value.code if isinstance(value, fx.GraphModule) else repr(value)
-
-
-def require_rules(lifted: Lifted, model: str, rules: RuleSet) -> None:
-    """Raise one error that lists every op whose variance is needed but has no rule."""
-    gaps = [entry.node for entry in lifted.applied if entry.missing and entry.needed]
-    if not gaps:
-        return
-    rows = [
-        (op_name(n.target), f"at {module_path(n) or '(top level)'} ({module_class(n)})", source_line(n)) for n in gaps
-    ]
-    table = textwrap.indent(tabulate(list(dict.fromkeys(rows)), tablefmt="plain", disable_numparse=True), "  ")
-    plural = "op has" if len(gaps) == 1 else "ops have"
-    raise UnsupportedOpError(
-        f"{len(gaps)} {plural} no variance rule in {rules.name}, but variance flows there in {model}\n{table}\n"
-        f"Write one with @vp.rule({rows[0][0]}): see docs/add_a_rule.md. "
-        "Or let only parameters behind them be random: posterior.restrict(...) names those that stay random."
-    )
 
 
 def _signature(captured: Captured, graph: fx.Graph) -> Signature:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import Captured, drop_dead_code, evaluate, upstream
+from varprop.graph.captured import Captured, arguments, evaluate, shape_of, upstream
 from varprop.graph.registry import Registries
 
 aten = torch.ops.aten
@@ -18,7 +18,7 @@ ONES = (aten.ones.default, aten.new_ones.default, aten.ones_like.default)
 ABOVE = {aten.ge.Scalar: 0, aten.gt.Scalar: 1}
 
 
-def settle_masks(captured: Captured, tensors: Registries) -> None:
+def simplify_masks(captured: Captured, tensors: Registries) -> None:
     """Leave out masks that are all true, and say ``is_causal`` for those that are triangles.
 
     Those that no input, no size and no weight has a part in, but for being repeated over the batch, are looked at: what
@@ -26,15 +26,15 @@ def settle_masks(captured: Captured, tensors: Registries) -> None:
     Of "what the caller says, and that" the caller's part is left, which is the same for all queries more often.
     """
     for node in captured.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
-        args = [*node.args, *(None, 0.0, False)[len(node.args) - 3 :]]
-        if args[3] is None or args[5] or {"attn_mask", "dropout_p", "is_causal"} & set(node.kwargs):
+        given = arguments(node)
+        if given["attn_mask"] is None or given["is_causal"]:
             continue
-        mask, causal = _settled(captured, tensors, args[3])
-        node.args = (*args[:3], mask, args[4], causal)
-    drop_dead_code(captured.graph)
+        mask, causal = _simplified(captured, tensors, given["attn_mask"])
+        node.args = (*node.args[:3], mask, given["dropout_p"], causal)
+        node.kwargs = {name: node.kwargs[name] for name in ("scale", "enable_gqa") if name in node.kwargs}
 
 
-def _settled(captured: Captured, tensors: Registries, mask: Any) -> tuple[fx.Node | None, bool]:
+def _simplified(captured: Captured, tensors: Registries, mask: Any) -> tuple[fx.Node | None, bool]:
     """What is left of a mask, and whether it was one that hides the future."""
     value, sizes = _value(captured, tensors, mask), mask.meta["val"].shape[-2:]
     if value is None:
@@ -101,7 +101,7 @@ def _hides_the_future(mask: Any, sizes: Any) -> bool:
     if not all(isinstance(x, fx.Node) and _start(x) == 0 for x in (keys, queries)):
         return False
     length, count = map(str, sizes)
-    shapes = [[*map(str, x.meta["val"].shape)] for x in (keys, queries)]
+    shapes = [shape_of(keys), shape_of(queries)]
     apart = [shape[:-2].count("1") == len(shape) - 2 and shape[-2:] for shape in shapes]
     return length == count and apart == [["1", length], [length, "1"]]
 

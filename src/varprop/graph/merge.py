@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from varprop.graph.captured import shape_of
 from varprop.graph.fold import FOLDABLE
 
 aten = torch.ops.aten
@@ -17,14 +18,14 @@ SPLITS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 def merge_products(graph: fx.Graph) -> None:
     """In place, before constants are folded."""
-    _compute_once(graph, aten.mul.Tensor, aten.square.default)
+    _eliminate_common(graph, aten.mul.Tensor, aten.square.default)
     _merge_layers(graph)
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         _join_convolutions(graph, node)
-    _compute_once(graph, aten.cat.default)
+    _eliminate_common(graph, aten.cat.default)
 
 
-def _compute_once(graph: fx.Graph, *targets: Any) -> None:
+def _eliminate_common(graph: fx.Graph, *targets: Any) -> None:
     """Two layers that read one tensor square it twice."""
     seen: dict[str, fx.Node] = {}
     for node in [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]:
@@ -41,7 +42,7 @@ def _join_convolutions(graph: fx.Graph, total: fx.Node) -> None:
         return
     inputs, weights, biases, settings = zip(*(_convolved(x) for x in pair), strict=True)
     added = [bias for bias in biases if bias is not None]
-    sizes = [[[*map(str, x.meta["val"].shape)] for x in same] for same in (inputs, weights)]
+    sizes = [[*map(shape_of, same)] for same in (inputs, weights)]
     if len(added) > 1 or settings[0] != settings[1] or any(first != second for first, second in sizes):
         return
     if sizes[0][0][1] != sizes[1][0][1]:  # of several groups
@@ -71,7 +72,7 @@ def _merge_layers(graph: fx.Graph) -> None:
     """
     groups: dict[Any, list[fx.Node]] = {}
     for node in graph.find_nodes(op="call_function", target=aten.linear.default):
-        if _is_taken_apart(node) and all(_is_weight(x) for x in node.args[1:]):
+        if _is_split_into_heads(node) and all(_is_weight(x) for x in node.args[1:]):
             groups.setdefault((node.args[0], len(node.args), node.meta["val"].dtype), []).append(node)
     for nodes in groups.values():
         if len(nodes) > 1:
@@ -82,10 +83,10 @@ def _is_weight(x: Any) -> bool:
     return isinstance(x, fx.Node) and x.op == "get_attr" and str(x.target).startswith(FOLDABLE)
 
 
-def _is_taken_apart(product: fx.Node) -> bool:
-    outer = [*map(str, product.meta["val"].shape[:-1])]
+def _is_split_into_heads(product: fx.Node) -> bool:
+    outer = shape_of(product)[:-1]
     return not product.kwargs and all(
-        user.target in SPLITS and [*map(str, user.meta["val"].shape[: len(outer)])] == outer for user in product.users
+        user.target in SPLITS and shape_of(user)[: len(outer)] == outer for user in product.users
     )
 
 

@@ -73,7 +73,7 @@ class Registries(nn.Module):
         self.recipes: dict[str, fx.Graph] = {}  # how each folded tensor is computed
         self.pointwise = nn.ModuleDict()
 
-    def lend(self, module: nn.Module) -> None:
+    def share_with(self, module: nn.Module) -> None:
         """Give ``module`` these very registries, under the same names."""
         for name in REGISTRY_NAMES:
             setattr(module, name, getattr(self, name))

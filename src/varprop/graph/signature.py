@@ -212,7 +212,7 @@ def free_sizes(inputs: list[Tensor]) -> list[tuple[Size, ...]]:
     return [tuple("free" if is_free(x, dim) else n for dim, n in enumerate(x.shape)) for x in inputs]
 
 
-def stand_in(x: Tensor, sizes: Sequence[Size]) -> Tensor:
+def example_input(x: Tensor, sizes: Sequence[Size]) -> Tensor:
     """Only the shape matters to export, which would bake a free size of 1 in: it is doubled."""
     shape = [size if isinstance(size, int) else (2 if n == 1 else n) for n, size in zip(x.shape, sizes, strict=True)]
     return torch.zeros(shape, dtype=x.dtype, device=x.device)

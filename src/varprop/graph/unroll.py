@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from varprop.errors import CaptureError, TrainingModeError
-from varprop.graph.marks import mark, pack, unpack
+from varprop.graph.annotations import annotate, guard, pack, unpack
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, Sequence[Tensor | None], str], State]
@@ -23,7 +24,7 @@ Cell = Callable[[Tensor, State, Sequence[Tensor | None], str], State]
 def _activated(function: Callable[[Tensor], Tensor], x: Tensor, role: str) -> Tensor:
     """Named by its role in the cell: all steps share one calibration scale, and sequences of any length have it."""
     y = function(x)
-    mark(y, f"role:{role}")
+    annotate(y, "role", role)
     return y
 
 
@@ -50,13 +51,12 @@ def _gru(gates: Tensor, state: State, weights: Sequence[Tensor | None], name: st
     return (torch.lerp(candidate, hidden, update),)
 
 
-def _elman(function: Callable[[Tensor], Tensor]) -> Cell:
-    def cell(gates: Tensor, state: State, weights: Sequence[Tensor | None], name: str) -> State:
-        """h' = f(x + W h)."""
-        weight, bias, _ = weights
-        return (_activated(function, gates + linear(state[0], weight, bias), f"{name}hidden"),)  # type: ignore[arg-type]
-
-    return cell
+def _elman(
+    function: Callable[[Tensor], Tensor], gates: Tensor, state: State, weights: Sequence[Tensor | None], name: str
+) -> State:
+    """h' = f(x + W h)."""
+    weight, bias, _ = weights
+    return (_activated(function, gates + linear(state[0], weight, bias), f"{name}hidden"),)  # type: ignore[arg-type]
 
 
 # --- layers --------------------------------------------------------------------------------------
@@ -141,35 +141,27 @@ def _sorted(weights: Sequence[Tensor], has_biases: bool) -> list[Tensor | None]:
     return [of_input, biases[0], of_state, biases[1], projection[0] if projection else None]
 
 
-def _layer(cell: Cell) -> Callable[..., Any]:
+def _layer(cell: Cell, x: Tensor, second: Any, *rest: Any) -> Any:
     """In place of ``torch.lstm`` and its like, which take padded or packed sequences."""
-
-    def layer(x: Tensor, second: Any, *rest: Any) -> Any:
-        if isinstance(second, Lengths):
-            states, flat, *options = rest
-            padded = unpack(x, second.steps, second.batch)
-            y, *finals = _layers(cell, padded, _states(states), flat, *options, lengths=second)
-            return pack(y), *finals
-        flat, *options, batch_first = rest
-        y, *finals = _layers(cell, x.transpose(0, 1) if batch_first else x, _states(second), flat, *options)
-        return y.transpose(0, 1) if batch_first else y, *finals
-
-    return layer
+    if isinstance(second, Lengths):
+        states, flat, *options = rest
+        padded = unpack(x, second.steps, second.batch)
+        y, *finals = _layers(cell, padded, _states(states), flat, *options, lengths=second)
+        return pack(y), *finals
+    flat, *options, batch_first = rest
+    y, *finals = _layers(cell, x.transpose(0, 1) if batch_first else x, _states(second), flat, *options)
+    return y.transpose(0, 1) if batch_first else y, *finals
 
 
 def _states(given: Tensor | Sequence[Tensor]) -> State:
     return (given,) if isinstance(given, Tensor) else tuple(given)
 
 
-def _step(cell: Cell) -> Callable[..., Any]:
+def _step(cell: Cell, x: Tensor, state: Any, of_input: Tensor, of_state: Tensor, *biases: Tensor | None) -> Any:
     """In place of ``torch.lstm_cell`` and its like."""
-
-    def step(x: Tensor, state: Any, of_input: Tensor, of_state: Tensor, *biases: Tensor | None) -> Any:
-        first, second = biases or (None, None)
-        new = cell(linear(x, of_input, first), _states(state), (of_state, second, None), "")
-        return new[0] if isinstance(state, Tensor) else new
-
-    return step
+    first, second = biases or (None, None)
+    new = cell(linear(x, of_input, first), _states(state), (of_state, second, None), "")
+    return new[0] if isinstance(state, Tensor) else new
 
 
 def _pack_padded(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
@@ -179,19 +171,24 @@ def _pack_padded(x: Tensor, lengths: Tensor, batch_first: bool) -> Any:
 
 def _pad_packed(data: Tensor, lengths: Lengths, batch_first: bool, padding: float, total: int) -> Any:
     if isinstance(total, Longest):
-        mark(lengths.lengths.max(), f"value:{int(total)}:{CROPPED}")
+        guard(lengths.lengths.max(), float(total), CROPPED)
     steps = torch.arange(lengths.steps, device=data.device)[:, None, None]
     padded = unpack(data, lengths.steps, lengths.batch).where(steps < lengths.lengths[:, None], padding)
     padded = torch.nn.functional.pad(padded, (0, 0, 0, 0, 0, total - lengths.steps), value=padding)
     return padded.transpose(0, 1) if batch_first else padded, lengths.lengths.cpu()
 
 
-_CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _elman(torch.tanh), "rnn_relu": _elman(torch.relu)}
-STAND_INS: dict[Any, Callable[..., Any]] = {
+_CELLS: dict[str, Cell] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": partial(_elman, torch.tanh),
+    "rnn_relu": partial(_elman, torch.relu),
+}
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch._C._VariableFunctions._pack_padded_sequence: _pack_padded,
     torch._C._VariableFunctions._pad_packed_sequence: _pad_packed,
-    **{getattr(torch._C._VariableFunctions, name): _layer(cell) for name, cell in _CELLS.items()},
-    **{getattr(torch._C._VariableFunctions, f"{name}_cell"): _step(cell) for name, cell in _CELLS.items()},
+    **{getattr(torch._C._VariableFunctions, name): partial(_layer, cell) for name, cell in _CELLS.items()},
+    **{getattr(torch._C._VariableFunctions, f"{name}_cell"): partial(_step, cell) for name, cell in _CELLS.items()},
 }
 
 
@@ -199,4 +196,4 @@ class Unrolled(TorchFunctionMode):
     """While open, recurrent layers run step by step, and packed sequences stay padded."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return STAND_INS.get(function, function)(*args, **(kwargs or {}))
+        return REPLACEMENTS.get(function, function)(*args, **(kwargs or {}))

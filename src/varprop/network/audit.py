@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 
 from varprop.graph.captured import module_class, module_path, source_line
 from varprop.graph.compiler import Plan, plan_call
+from varprop.graph.interpreter import Applied
 from varprop.graph.output import Output
-from varprop.graph.walk import Applied
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, require_posterior
 from varprop.network.noise import shared_noise
@@ -92,7 +92,8 @@ def audit(
     """Tell what ``propagate(model, posterior, rules)(*args, **kwargs)`` would do, op by op, without running it."""
     require_posterior(posterior, "audit(model, posterior, *inputs)")
     net = MomentNet(model, posterior, rules, output)
-    return audit_of(net, plan_call(net.lifting, net.bind(args, kwargs), refuse=lambda *_: None))
+    lifting = replace(net.lifting, require=lambda *_: None)
+    return audit_of(net, plan_call(lifting, net.bind(args, kwargs)))
 
 
 def audit_of(net: MomentNet, plan: Plan) -> Audit:

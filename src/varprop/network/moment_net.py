@@ -24,13 +24,14 @@ from varprop.errors import (
     RuleError,
 )
 from varprop.graph.captured import Captured
-from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call, plan_captured
-from varprop.graph.export import quiet
+from varprop.graph.check import check_plan
+from varprop.graph.compiler import Plan, assemble, plan_call, plan_captured
+from varprop.graph.diagnostics import refuse_training, require_model
+from varprop.graph.export import Lifting, quiet
+from varprop.graph.interpreter import Interpreter
 from varprop.graph.output import Output
-from varprop.graph.refusals import refuse_training, require_model
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call, Size
-from varprop.graph.walk import Walk
 from varprop.moments import Moments, is_random, multiplied_out
 from varprop.network import saving
 from varprop.network.record import Calibration
@@ -103,7 +104,7 @@ class MomentNet(Registries):
         call = self.bind(args, kwargs)
         found = self._find(call)
         if found is not None and (torch.compiler.is_compiling() or found.has_checked(call)):
-            if found.captured.pins and torch.compiler.is_compiling():
+            if found.captured.guards and torch.compiler.is_compiling():
                 raise CaptureError("its graph depends on values of inputs, which a compiled one would not look at")
             return found, call.leaves
         with self._lock:
@@ -187,7 +188,7 @@ class MomentNet(Registries):
         """Run the call op by op and return what flows at every module path."""
         plan, leaves = self.plan(args, kwargs)
         with torch.no_grad():
-            values = multiplied_out(Walk(plan.captured, self.rules, self).run(*leaves))
+            values = multiplied_out(Interpreter(plan.captured, self.rules, self).run(*leaves))
         inputs, outputs = (
             MappingProxyType({path: values[node] for path, node in marks.items() if _is_float(values[node])})
             for marks in (plan.captured.module_inputs, plan.captured.module_outputs)
@@ -265,7 +266,7 @@ class MomentNet(Registries):
         return self
 
     def _recapture(self, old_dtype: torch.dtype) -> None:
-        calls, self._plans = [plan.call for plan in self._plans if not plan.captured.pins], []
+        calls, self._plans = [plan.call for plan in self._plans if not plan.captured.guards], []
         self.clear()
         for call in calls:
             leaves = [leaf.to(self.dtype) if leaf.dtype == old_dtype else leaf for leaf in call.leaves]
@@ -283,7 +284,7 @@ class MomentNet(Registries):
         new.recipes, new.temperature, new.calibration = dict(self.recipes), self.temperature, self.calibration
         new.accelerator = self.accelerator
         new._plans = [
-            dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new), streams={})
+            dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new), offloaded={})
             for plan in self._plans
         ]
         return new

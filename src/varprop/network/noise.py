@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from varprop.graph.captured import Captured
-from varprop.graph.walk import Applied
+from varprop.graph.interpreter import Applied
 from varprop.rules import functions
 from varprop.rules.reduction import dims_of
 from varprop.rules.structural import COPIES, MOVES, STRUCTURAL

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 import varprop
 from varprop.errors import NetworkFileError
+from varprop.graph.call_json import decode, encode
 from varprop.graph.captured import Captured, fingerprint, keep_constant
+from varprop.graph.graph_json import read_captured, write_captured
 from varprop.graph.output import Output
 from varprop.graph.registry import scale_path
-from varprop.graph.restoring import read_captured, write_captured
 from varprop.graph.signature import Call, dtype_name
-from varprop.graph.transcript import decode, encode
 from varprop.network import rebuilding
 from varprop.network.likeness import likeness
 from varprop.network.record import Calibration
@@ -147,7 +147,7 @@ def _public(version: Any) -> str:
 
 def _records(net: MomentNet) -> Iterator[tuple[Plan, dict[str, Any]]]:
     for plan in net._plans:
-        if plan.captured.pins:
+        if plan.captured.guards:
             continue  # values of inputs are not saved: it is captured when the call is made
         try:
             yield plan, encode(plan.call) | {"graph": fingerprint(plan.captured), "device": net.device.type}

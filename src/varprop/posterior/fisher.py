@@ -15,8 +15,8 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.batch import Batch, read
 from varprop.errors import CurvatureError, InputError
+from varprop.graph.diagnostics import refuse_training
 from varprop.graph.output import Output, select_output
-from varprop.graph.refusals import refuse_training
 from varprop.posterior.binding import Tensors
 from varprop.posterior.diagonal import check_positive, from_curvature, trainable
 from varprop.posterior.likelihood import SOFTMAX, Likelihood

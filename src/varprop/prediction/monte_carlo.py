@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from varprop.errors import InputError
+from varprop.graph.diagnostics import refuse_training
 from varprop.graph.output import Output, select_output
-from varprop.graph.refusals import refuse_training
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction.links import Link, Softmax

@@ -15,8 +15,8 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.batch import SIZE, Batch, count, read, read_inputs
 from varprop.errors import InputError, NetworkFileError
+from varprop.graph.diagnostics import refuse_training
 from varprop.graph.output import Output, select_output
-from varprop.graph.refusals import refuse_training
 from varprop.moments import Moments
 from varprop.network import saving
 from varprop.network.moment_net import MomentNet

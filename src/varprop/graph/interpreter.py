@@ -1,4 +1,4 @@
-"""Walk a captured graph and apply a rule per op."""
+"""An interpreter of captured graphs on moments: a rule per op."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Applied:
         return self.reaches and self.rule is None
 
 
-class Walk:
+class Interpreter:
     """Applies a rule to each op of a captured graph. Run on real tensors it is the reference for the lifted graph."""
 
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
@@ -50,8 +50,10 @@ class Walk:
         """The value of every node: Moments where it is random, else what the model computes there."""
         values: dict[fx.Node, Any] = dict(self._bind(iter(leaves)))
         for node in self.captured.ops():
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = self.apply(node, *self._scale_first(node, args), **kwargs)[1]
+            inputs = {arg: values[arg] for arg in node.all_input_nodes}
+            self._scale_first(node, inputs)
+            args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
+            values[node] = self.apply(node, *args, **kwargs)[1]
         return values
 
     def _bind(self, leaves: Iterator[Tensor]) -> Iterator[tuple[fx.Node, Any]]:
@@ -80,21 +82,19 @@ class Walk:
             return None, _without_rule(op(*mean_args(args), **mean_args(kwargs)), _nothing((args, kwargs)))
         return rule, result
 
-    def _scale_first(self, node: fx.Node, args: Any) -> Any:
+    def _scale_first(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> None:
         """Scale the variance of the op's input; a random weight or bias beside it keeps its own."""
         if node not in self.scale_names:
-            return args
-        position, path = first_node(node), scale_path(self.scale_names[node])
-        x = args[position]
-        if not is_random(x) or path not in self.tensors.scale:  # nothing asks for a variance that has no scale
-            return args
-        factor = self.tensors.scale[path].exp()
-        return (*args[:position], x.map_var(lambda var: var * factor), *args[position + 1 :])
+            return
+        first, path = first_input(node), scale_path(self.scale_names[node])
+        if is_random(inputs[first]) and path in self.tensors.scale:  # nothing asks for a variance that has no scale
+            factor = self.tensors.scale[path].exp()
+            inputs[first] = inputs[first].map_var(lambda var: var * factor)
 
 
-def first_node(node: fx.Node) -> int:
-    """The position of the first argument that is computed."""
-    return next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node))
+def first_input(node: fx.Node) -> Any:
+    """The first argument that is computed; None if there is none."""
+    return next((arg for arg in node.args if isinstance(arg, fx.Node)), None)
 
 
 def _use(rule: Rule, node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def scale_names(captured: Captured, rules: RuleSet, var: Registry) -> dict[fx.No
         if rule is not None and rule.scaled:
             path, role = module_path(node), captured.roles.get(node)
             counts[path] += role is None  # of all, reached or not, so that names do not depend on the posterior
-            if next((arg for arg in node.args if isinstance(arg, fx.Node)), None) in reached:
+            if first_input(node) in reached:
                 names[node] = numbered(path, counts[path]) if role is None else f"{path}.{role}".removeprefix(".")
     return names
 

@@ -29,7 +29,7 @@ EXPANDING = {aten.expand.default, aten.expand_as.default}
 COPIES = {aten.clone.default, aten.alias.default, aten.detach.default}
 
 
-def tidy(graph: fx.Graph) -> None:
+def simplify(graph: fx.Graph) -> None:
     """Rewrite a graph of pure ops in place."""
     for node in list(graph.nodes):
         source = node.args[0] if node.args else None
@@ -42,35 +42,35 @@ def tidy(graph: fx.Graph) -> None:
     drop_dead_code(graph)
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         first, second = node.args[:2]
-        if not node.kwargs and _is_own(first) and _is_own(second) and len(second.args) == 2:
+        if not node.kwargs and _is_single_use_linear(first) and _is_single_use_linear(second) and len(second.args) == 2:
             node.target, node.args = two_products, (*first.args[:2], *second.args, *first.args[2:])
     for node in graph.nodes:
         node.target = CALLS.get(node.target, node.target)
     for node in graph.find_nodes(op="call_function", target=contracted):
-        _sum_up_at_once(node)
+        _fuse_contraction(node)
     for norm in (normalize, normalized):
         for node in graph.find_nodes(op="call_function", target=norm):
-            _add_at_once(node)
-            _scale_at_once(node)
-            _join_at_once(node)
+            _fuse_residual_sum(node)
+            _fuse_scale(node)
+            _fuse_concat(node)
     for node in graph.find_nodes(op="call_function", target=spread):
-        _spread_at_once(node)
+        _fuse_spread(node)
     drop_dead_code(graph)
 
 
-def _sum_up_at_once(sums: fx.Node) -> None:
+def _fuse_contraction(sums: fx.Node) -> None:
     """What a layer wants of the moments of an activation or a norm is summed up where they are computed."""
     mean, var, *rest = sums.args
     call = _source(mean, var, SUMS)
     if call is None or not _are_constant(rest) or len(var.users) > 1:  # type: ignore[union-attr]
         return
     place = SUMS[call.target]
-    call.args = (*call.args[:place], *_brought(rest, call), *call.args[place + len(rest) :])
+    call.args = (*call.args[:place], *_hoisted(rest, call), *call.args[place + len(rest) :])
     sums.replace_all_uses_with(var)  # type: ignore[arg-type]
     sums.graph.erase_node(sums)
 
 
-def _spread_at_once(layer: fx.Node) -> None:
+def _fuse_spread(layer: fx.Node) -> None:
     """A norm writes at once what the variance of a layer behind it is made of, and its own where that is read too."""
     mean, var, *packed = layer.args
     norm = _source(mean, var, (normalize,))
@@ -82,7 +82,7 @@ def _spread_at_once(layer: fx.Node) -> None:
     behind.meta = dict(layer.meta)
     layer.replace_all_uses_with(behind)
     graph.erase_node(layer)
-    norm.args = (*norm.args[:WEIGHTS], *_brought(packed, norm), bool(var.users))  # type: ignore[union-attr]
+    norm.args = (*norm.args[:WEIGHTS], *_hoisted(packed, norm), bool(var.users))  # type: ignore[union-attr]
 
 
 def _source(mean: Any, var: Any, targets: Container[Any]) -> fx.Node | None:
@@ -96,13 +96,13 @@ def _are_constant(values: Sequence[Any]) -> bool:
     return all(x.op == "get_attr" for x in values if isinstance(x, fx.Node))
 
 
-def _brought(constants: Sequence[Any], call: fx.Node) -> list[Any]:
+def _hoisted(constants: Sequence[Any], call: fx.Node) -> list[Any]:
     """To where ``call`` can take them."""
     with call.graph.inserting_before(call):
         return [call.graph.get_attr(x.target) if isinstance(x, fx.Node) else x for x in constants]  # type: ignore[arg-type]
 
 
-def _add_at_once(norm: fx.Node) -> None:
+def _fuse_residual_sum(norm: fx.Node) -> None:
     """The residual sum before a norm is computed with it; whoever else wants the sum gets it from there."""
     places, args, graph = ADDS[norm.target], list(norm.args), norm.graph  # type: ignore[index]
     sums: list[Any] = [args[place] for place in places]
@@ -124,7 +124,7 @@ def _is_sum(node: Any) -> bool:
     return all(isinstance(x, fx.Node) and outline_of(x) == outline_of(node) != "" for x in node.args)
 
 
-def _scale_at_once(norm: fx.Node) -> None:
+def _fuse_scale(norm: fx.Node) -> None:
     """α, by which numbers are multiplied before they are seen in another shape, is given to the norm."""
     if norm.target is not normalized:
         return
@@ -144,7 +144,7 @@ def _scale_at_once(norm: fx.Node) -> None:
     norm.args = (*norm.args[:LOG_ALPHA], scale, *norm.args[LOG_ALPHA + 1 :])
 
 
-def _join_at_once(norm: fx.Node) -> None:
+def _fuse_concat(norm: fx.Node) -> None:
     """The numbers of a residual sum are joined by the norm that reads them; who else wants them has them from there."""
     turned: Any = norm.args[1]
     if norm.target is not normalized or turned.target is not aten.movedim.int or len(turned.users) > 1:
@@ -201,7 +201,7 @@ def _is_computed(node: object) -> bool:
     return isinstance(node, fx.Node) and node.op not in ("placeholder", "get_attr")
 
 
-def _is_own(node: object) -> bool:
+def _is_single_use_linear(node: object) -> bool:
     """A linear layer's product that nothing else reads."""
     return isinstance(node, fx.Node) and node.target is aten.linear.default and len(node.users) == 1
 

@@ -17,42 +17,40 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from varprop.graph.captured import Captured, evaluate, module_class, module_path, sizes_of, source_line
+from varprop.graph.call_json import dtype_of
+from varprop.graph.captured import Captured, evaluate, module_class, module_path, shape_of, sizes_of, source_line
 from varprop.graph.export import SOFTMAX, quiet
-from varprop.graph.notation import WIDEST, Reader, write_rows
+from varprop.graph.node_json import MAX_INT, Reader, write_rows
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Call, Size, dtype_name
-from varprop.graph.steps import sizes_stay_free
-from varprop.graph.transcript import dtype_of
+from varprop.graph.trace_cache import require_free_sizes
 
 aten = torch.ops.aten
 
-LARGEST_VALUE = 1 << 38
+MAX_ENTRIES = 1 << 38
 """Entries of a tensor in a graph that is read: more are no network."""
 
 
 def write_captured(captured: Captured, device: torch.device) -> dict[str, Any]:
-    """A TypeError if the graph is good for some values only, has tensors elsewhere than on the device, or something
-    that is not stored.
+    """A TypeError if the graph has tensors elsewhere than on the device, or something that is not stored. Graphs with
+    guards are not written.
     """
     ops, names = captured.ops(), {node: index for index, node in enumerate((*captured.tensors, *captured.inputs))}
-    if captured.pins:
-        raise TypeError("it depends on values of inputs")
     for value in tree_leaves([(node.args, node.kwargs) for node in ops]):
         if isinstance(value, torch.device) and value.type != device.type:
             raise TypeError(f"it uses {value} and {device}")
     places = [[module_path(node), module_class(node), source_line(node)] for node in ops]
     table = [list(place) for place in dict.fromkeys(map(tuple, places))]
     return {
-        "tensors": [[*name, *_outline(node)] for node, name in captured.tensors.items()],
+        "tensors": [[*name, _dtype(node), *node.meta["val"].shape] for node, name in captured.tensors.items()],
         "inputs": [[_dtype(node), *_sizes(node)] for node in captured.inputs],
         "ranges": {name: [low, None if high == math.inf else high] for name, (low, high) in captured.ranges.items()},
         "rows": write_rows(ops, names),
         "places": table,
         "at": [table.index(place) for place in places],
         "marks": [
-            {path: names[node] for path, node in marks.items()}
-            for marks in (captured.module_inputs, captured.module_outputs)
+            {path: names[node] for path, node in nodes.items()}
+            for nodes in (captured.module_inputs, captured.module_outputs)
         ],
         "roles": [[names[node], role] for node, role in captured.roles.items() if node in names],
         "output": names[captured.output],
@@ -64,14 +62,10 @@ def _dtype(node: fx.Node) -> str:
     return dtype_name(node.meta["val"].dtype)
 
 
-def _outline(node: fx.Node) -> list[Any]:
-    return [_dtype(node), *node.meta["val"].shape]
-
-
 def _sizes(node: fx.Node) -> tuple[Size, ...]:
-    shape, sizes = node.meta["val"].shape, sizes_of(node)
-    if [*map(str, shape)] != [*map(str, sizes)]:
-        raise TypeError(f"an input has a size of {shape}")
+    sizes = sizes_of(node)
+    if shape_of(node) != [*map(str, sizes)]:
+        raise TypeError(f"an input has a size of {shape_of(node)}")
     return sizes
 
 
@@ -79,7 +73,7 @@ def read_captured(record: Any, call: Call, tensors: Registries) -> Captured:
     """What ``write_captured`` wrote of the graph of this call, on the device of ``tensors``."""
     try:
         with quiet():
-            return _Restored(record, call, tensors).captured
+            return _Restorer(record, call, tensors).captured
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(reason[0]) from error
@@ -92,11 +86,11 @@ class _Sizes(ShapeEnv):
         return int(source_name.removeprefix("s"))
 
 
-class _Restored:
+class _Restorer:
     def __init__(self, record: dict[str, Any], call: Call, tensors: Registries) -> None:
         self.record, self.tensors, self.env = record, tensors, _Sizes()
         self.mode, self.free = FakeTensorMode(shape_env=self.env), dict[str, Any]()
-        ranges = {_text(name): _range(*given) for name, given in record["ranges"].items()}
+        ranges = {name: _range(*given) for name, given in record["ranges"].items()}
         self.captured = Captured(fx.Graph(), call.structure, ranges, ending=_text(record["ending"]))
         if self.captured.ending not in ("", *SOFTMAX.values()):
             raise ValueError(f"there is no ending {self.captured.ending!r:.40}")
@@ -104,7 +98,7 @@ class _Restored:
         nodes = [*self.captured.tensors, *self.captured.inputs]
         ops = Reader(self.captured.graph, nodes, tensors.device).read_rows(record["rows"])
         self._run(ops)
-        self._mark(ops, nodes)
+        self._annotate(ops, nodes)
 
     def _bind(self, call: Call) -> None:
         """Placeholders for tensors, which must be those that were noted, and for inputs."""
@@ -142,14 +136,14 @@ class _Restored:
     def _run(self, ops: list[fx.Node]) -> None:
         """The values of all ops, none of which may ask for particular sizes."""
         values = {node: node.meta["val"] for node in (*self.captured.tensors, *self.captured.inputs)}
-        with self.mode, sizes_stay_free(self.mode):
+        with self.mode, require_free_sizes(self.mode):
             for index, node in enumerate(ops):
                 try:
                     _run(node, values)
                 except Exception as error:
                     raise ValueError(f"row {index}, {self.record['rows'][index][0]!r}: {error}") from error
 
-    def _mark(self, ops: list[fx.Node], nodes: list[fx.Node]) -> None:
+    def _annotate(self, ops: list[fx.Node], nodes: list[fx.Node]) -> None:
         """Where each op stands, and what modules get and return."""
         record, captured = self.record, self.captured
         places = [[_text(part) for part in place] for place in record["places"]]
@@ -158,8 +152,8 @@ class _Restored:
             node.meta["nn_module_stack"] = {"": (f"model.{path}" if path else "model", kind)}
             file, _, number = line.rpartition(":")
             node.meta["stack_trace"] = f'File "{file}", line {number}'
-        for marks, given in zip((captured.module_inputs, captured.module_outputs), record["marks"], strict=True):
-            marks.update({_text(path): nodes[index] for path, index in given.items()})
+        for found, given in zip((captured.module_inputs, captured.module_outputs), record["marks"], strict=True):
+            found.update({path: nodes[index] for path, index in given.items()})
         captured.roles.update({nodes[index]: _text(role) for index, role in record["roles"]})
         captured.graph.output((nodes[record["output"]],))
 
@@ -172,7 +166,7 @@ def _run(node: fx.Node, values: dict[fx.Node, Any]) -> None:
     node.target = target
     for part in tree_leaves(values[node]):
         entries = math.prod(map(_hint, part.shape)) if isinstance(part, Tensor) else 0
-        if entries > LARGEST_VALUE or (isinstance(part, int) and not -WIDEST <= part < WIDEST):
+        if entries > MAX_ENTRIES or (isinstance(part, int) and not -MAX_INT <= part < MAX_INT):
             raise ValueError("its result is too large")
     node.meta["val"] = values[node]
 

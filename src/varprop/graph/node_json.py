@@ -1,33 +1,91 @@
-"""Graphs as JSON: one row for each op, ``[name, arguments, named arguments]``, with references to rows before it.
+"""Nodes of graphs as JSON: one row for each op, ``[name, arguments, named arguments]``, with references to rows before.
 
-Reading builds a graph and runs none of it. Anything that this module would not have written is a ValueError that names
-the row.
+The ops are a whitelist of pure functions, so that a file can ask for nothing else. Reading builds a graph and runs none
+of it. Anything that this module would not have written is a ValueError that names the row.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from varprop.graph import vocabulary
+from varprop.graph.call_json import dtype_of
 from varprop.graph.signature import dtype_name
-from varprop.graph.transcript import dtype_of
+from varprop.rules import CVP, functions
+from varprop.rules.ruleset import op_name
 
+Op = Callable[..., Any]
 Row = list[Any]
 
-LONGEST, DEEPEST, MOST_ROWS = 1 << 16, 16, 1 << 20
-WIDEST = 1 << 63  # of integers
-FLOATS = ("inf", "-inf", "nan")
-LAYOUTS = {str(layout): layout for layout in (torch.strided,)}
-FORMATS = {
-    str(order): order
-    for order in (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
+MAX_LENGTH, MAX_DEPTH, MAX_ROWS = 1 << 16, 16, 1 << 20
+MAX_INT = 1 << 63  # of integers
+SPELLED: dict[str, dict[str, Any]] = {
+    "float": {name: float(name) for name in ("inf", "-inf", "nan")},
+    "layout": {str(torch.strided): torch.strided},
+    "memory_format": {
+        str(order): order
+        for order in (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
+    },
 }
+"""Values that are written by their names, by type."""
+
+
+# --- ops -------------------------------------------------------------------------------------------------
+
+MORE_ATEN = {
+    *("aten._grouped_mm.default", "aten.arange.default", "aten.arange.start", "aten.empty_like.default"),
+    *("aten.expand_as.default", "aten.eye.default", "aten.eye.m", "aten.lift_fresh_copy.default"),
+    *("aten.linspace.default", "aten.movedim.int", "aten.narrow.default", "aten.new_ones.default"),
+    *("aten.new_zeros.default", "aten.nonzero_static.default", "aten.ones.default", "aten.sym_size.int"),
+    *("aten.zeros.default",),
+}
+"""Of torch's ops, beside those that have a rule, those of its core set and those that act on each entry alone."""
+FUNCTIONS: dict[str, Op] = {
+    f"varprop.{name}": function
+    for name, function in inspect.getmembers(functions, inspect.isfunction)
+    if function.__module__ == functions.__name__
+}
+ON_SIZES: dict[str, Op] = {
+    **{f"operator.{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "mod")},
+    **{f"operator.{name}": getattr(operator, name) for name in ("neg", "pow", "getitem", "and_", "or_")},
+    **{f"operator.{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"torch.{name}": getattr(torch, name) for name in ("sym_max", "sym_min", "sym_float", "sym_int", "sym_not")},
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc")},
+}
+_NAMES = {op: name for name, op in (FUNCTIONS | ON_SIZES).items()}
+
+
+def _name_of(op: Any) -> str:
+    """The name of an op of the whitelist; a TypeError for any other."""
+    name = str(op) if isinstance(op, torch._ops.OpOverload) else _NAMES.get(op, "")
+    if not name or _find(name) is not op:
+        raise TypeError(f"{op_name(op)} is none of the ops that are stored")
+    return name
+
+
+@functools.cache
+def _find(name: str) -> Op | None:
+    """The op of the whitelist that has this name. None writes to what it is given; of those without a rule, none draws
+    random numbers.
+    """
+    known = FUNCTIONS.get(name) or ON_SIZES.get(name)
+    if known is not None:
+        return known
+    found = re.fullmatch(r"aten\.(\w+)\.(\w+)", name)
+    packet = getattr(torch.ops.aten, found[1], None) if found else None
+    op = getattr(packet, found[2], None) if found and isinstance(packet, torch._ops.OpOverloadPacket) else None
+    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+        return None
+    plain = name in MORE_ATEN or not {torch.Tag.core, torch.Tag.pointwise}.isdisjoint(op.tags)
+    return op if op in CVP or (plain and torch.Tag.nondeterministic_seeded not in op.tags) else None
 
 
 # --- writing ---------------------------------------------------------------------------------------------
@@ -35,12 +93,12 @@ FORMATS = {
 
 def write_rows(nodes: list[fx.Node], names: dict[fx.Node, int]) -> list[Row]:
     """A row for each op; ``names`` numbers the nodes before them, and these are added. A TypeError for what JSON or
-    the vocabulary has no word for.
+    the whitelist does not have.
     """
     rows = []
     for node in nodes:
         kwargs = {key: _write(value, names) for key, value in node.kwargs.items()}
-        rows.append([vocabulary.name_of(node.target), [_write(arg, names) for arg in node.args], kwargs])
+        rows.append([_name_of(node.target), [_write(arg, names) for arg in node.args], kwargs])
         names[node] = len(names)
     return rows
 
@@ -57,17 +115,13 @@ def _write(value: Any, names: dict[fx.Node, int]) -> Any:
     if isinstance(value, fx.GraphModule):
         return {"function": _write_function(value.graph)}
     if isinstance(value, torch._ops.OpOverload):
-        return {"op": vocabulary.name_of(value)}
-    words: dict[type, Callable[[Any], str]] = {
-        float: str,
-        torch.dtype: dtype_name,
-        torch.device: str,
-        torch.layout: str,
-        torch.memory_format: str,
-    }
-    if type(value) not in words:
-        raise TypeError(f"{value!r} is a {type(value).__name__}, which is not stored")
-    return {type(value).__name__: words[type(value)](value)}
+        return {"op": _name_of(value)}
+    if isinstance(value, torch.dtype):
+        return {"dtype": dtype_name(value)}
+    kind = type(value).__name__
+    if kind not in ("device", *SPELLED):
+        raise TypeError(f"{value!r} is a {kind}, which is not stored")
+    return {kind: str(value)}
 
 
 def _write_function(graph: fx.Graph) -> dict[str, Any]:
@@ -92,7 +146,7 @@ class Reader:
 
     def read_rows(self, rows: Any) -> list[fx.Node]:
         """The new nodes."""
-        if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        if not isinstance(rows, list) or len(rows) > MAX_ROWS:
             raise ValueError("its rows are no list, or too many")
         first = len(self.nodes)
         for index, row in enumerate(rows):
@@ -112,11 +166,11 @@ class Reader:
 
     def read(self, value: Any, depth: int = 0) -> Any:
         """One argument."""
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise ValueError("its arguments are nested too deeply")
-        if value is None or type(value) in (bool, float) or (type(value) is int and -WIDEST <= value < WIDEST):
+        if value is None or type(value) in (bool, float) or (type(value) is int and -MAX_INT <= value < MAX_INT):
             return value
-        if type(value) in (str, list) and len(value) > LONGEST:
+        if type(value) in (str, list) and len(value) > MAX_LENGTH:
             raise ValueError(f"{len(value)} items are too many")
         if type(value) is str:
             return value
@@ -125,9 +179,9 @@ class Reader:
         if type(value) is not dict or len(value) != 1:
             raise ValueError(f"{str(value)[:40]!r} is no argument")
         ((kind, content),) = value.items()
-        return self._read_word(kind, content, depth)
+        return self._read_tagged(kind, content, depth)
 
-    def _read_word(self, kind: str, content: Any, depth: int) -> Any:
+    def _read_tagged(self, kind: str, content: Any, depth: int) -> Any:
         if kind == "tuple" and type(content) is list:
             return tuple(self.read(content, depth + 1))
         if kind == "function" and type(content) is dict:
@@ -144,18 +198,13 @@ class Reader:
             return _op(content)
         if kind == "dtype":
             return dtype_of(content)
-        known: dict[str, dict[str, Any]] = {
-            "float": {name: float(name) for name in FLOATS},
-            "layout": LAYOUTS,
-            "memory_format": FORMATS,
-        }
-        if content not in known.get(kind, {}):
+        if content not in SPELLED.get(kind, {}):
             raise ValueError(f"there is no {kind[:40]} {content[:40]!r}")
-        return known[kind][content]
+        return SPELLED[kind][content]
 
 
-def _op(name: Any) -> vocabulary.Op:
-    op = vocabulary.find(name) if isinstance(name, str) else None
+def _op(name: Any) -> Op:
+    op = _find(name) if isinstance(name, str) else None
     if op is None:
         raise ValueError("it is none of the ops that a stored graph may have")
     return op
@@ -166,12 +215,13 @@ def _check_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
     Values are torch's to check, but for two kinds: text is for ops that take text, and on sizes there is arithmetic.
     """
+    texts = []
     if not isinstance(op, torch._ops.OpOverload):
         inspect.signature(op).bind(*args, **kwargs)
-        if op in vocabulary.ON_SIZES.values() and not (isinstance(args[0], fx.Node) or isinstance(args[-1], fx.Node)):
-            raise ValueError("it has no node to work on")
-        values = [*args, *kwargs.values()]
-        texts = [value for value in values if isinstance(value, str | list) and op in vocabulary.ON_SIZES.values()]
+        if op in ON_SIZES.values():
+            if not (isinstance(args[0], fx.Node) or isinstance(args[-1], fx.Node)):
+                raise ValueError("it has no node to work on")
+            texts = [value for value in (*args, *kwargs.values()) if isinstance(value, str | list)]
     else:
         taken = {argument.name: argument for argument in op._schema.arguments}
         given = dict(zip((name for name, argument in taken.items() if not argument.kwarg_only), args, strict=False))
@@ -186,7 +236,7 @@ def _check_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _read_function(content: dict[str, Any]) -> fx.GraphModule:
     count = content["inputs"]
-    if type(count) is not int or not 0 < count <= LONGEST:
+    if type(count) is not int or not 0 < count <= MAX_LENGTH:
         raise ValueError("it has a function that makes no sense")
     graph = fx.Graph()
     reader = Reader(graph, [graph.placeholder("x" if i == 0 else f"c{i}") for i in range(count)])

@@ -37,7 +37,7 @@ Kernel = tuple[str, Any, tuple[Any, ...]]
 
 
 @dataclass
-class Placement:
+class KernelChoice:
     """The modules of the pointwise rules of a network, by name, and the nodes of one graph that call them."""
 
     modules: nn.ModuleDict

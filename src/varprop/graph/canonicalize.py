@@ -1,15 +1,14 @@
-"""Ops that are others under another name, or made of them: rules are written once."""
+"""Canonical forms: ops that are others under another name, or made of them, so that rules are written once."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import torch
 from torch import fx
 
-from varprop.graph.captured import Captured
+from varprop.graph.captured import Captured, arguments
 from varprop.rules import functions
 
 aten = torch.ops.aten
@@ -35,7 +34,7 @@ def name_instance_norms(captured: Captured) -> None:
             captured.graph.erase_node(node)
 
 
-def use_synonyms(captured: Captured, reached: set[fx.Node]) -> None:
+def canonicalize(captured: Captured, reached: set[fx.Node]) -> None:
     """Rewrite ``captured`` in place; to ``reached``, which variance can reach, what is new there is added."""
     _experts(captured)
     _windows(captured)
@@ -77,29 +76,20 @@ def is_complex(node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_complex()
 
 
-LARGER, SMALLER = ("min", aten.maximum.default), ("max", aten.minimum.default)
-BOUNDED: dict[Any, tuple[tuple[str, Any], ...]] = {
-    aten.clamp.Tensor: (LARGER, SMALLER),
-    aten.clamp_min.Tensor: (LARGER,),
-    aten.clamp_max.Tensor: (SMALLER,),
-}
-
-
 def _random_bounds(captured: Captured, reached: set[fx.Node]) -> None:
     """A clamp whose bounds are random is a maximum and a minimum of two random numbers."""
+    clamps = (aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor)
     for node in captured.ops():
-        x, *given = node.args
-        if node.target not in BOUNDED or not any(bound in reached for bound in (*given, *node.kwargs.values())):
+        given = arguments(node) if node.target in clamps else {}
+        low, high = given.get("min"), given.get("max")
+        if low not in reached and high not in reached:
             continue
-        for (name, op), bound in itertools.zip_longest(BOUNDED[node.target], given):
-            limit: Any = node.kwargs.get(name, bound)
-            if limit is not None:
-                with captured.graph.inserting_before(node):
-                    value = op(x.meta["val"], limit.meta["val"])  # type: ignore[union-attr]
-                    x = captured.graph.call_function(op, (x, limit))
-                    x.meta = node.meta | {"val": value}
-                    reached.add(x)
-        captured.exchange(node, x)  # type: ignore[arg-type]
+        x = given["self"]
+        if low is not None:
+            x = _write(captured, reached, node, aten.maximum.default, x, low)
+        if high is not None:
+            x = _write(captured, reached, node, aten.minimum.default, x, high)
+        captured.exchange(node, x)
 
 
 def _patches(captured: Captured, reached: set[fx.Node]) -> None:
@@ -107,8 +97,7 @@ def _patches(captured: Captured, reached: set[fx.Node]) -> None:
     for node in captured.graph.find_nodes(op="call_function", target=aten.conv2d.default):
         if node not in reached or not (size := _tiling(node)):
             continue
-        given: Any = (*node.args, None)
-        x, weight, bias = given[:3]
+        x, weight, bias = (arguments(node)[name] for name in ("input", "weight", "bias"))
         features, channels = weight.meta["val"].shape[:2]
         rows, columns = (n // k for n, k in zip(x.meta["val"].shape[2:], size, strict=True))
         entries = channels * size[0] * size[1]
@@ -131,10 +120,9 @@ def _write(captured: Captured, reached: set[fx.Node], before: fx.Node, op: Any, 
 
 def _tiling(convolution: fx.Node) -> list[int] | None:
     """The size of its patches, if they tile an image of known size."""
-    defaults: tuple[Any, ...] = (None, None, None, [1, 1], [0, 0], [1, 1], 1)
-    args: Any = (*convolution.args, *defaults[len(convolution.args) :])
-    x, weight, _, stride, padding, dilation, groups = args
-    image, size = x.meta["val"].shape, [*weight.meta["val"].shape[2:]]
-    once = [*stride] == size != [1, 1] and not any(padding) and [*dilation] == [1, 1] and groups == 1
+    given = arguments(convolution)
+    image, size = given["input"].meta["val"].shape, [*given["weight"].meta["val"].shape[2:]]
+    apart = [*given["stride"]] == size != [1, 1] and not any(given["padding"])
+    whole = [*given["dilation"]] == [1, 1] and given["groups"] == 1
     fits = len(image) == 4 and all(isinstance(n, int) and n % k == 0 for n, k in zip(image[2:], size, strict=True))
-    return size if once and fits else None
+    return size if apart and whole and fits else None

@@ -1,7 +1,7 @@
 """Values that a forward reads from its inputs, ``if mask.sum() > 1`` or ``ids[mask]``: a graph holds for those it saw.
 
-The model is run once on the caller's inputs, and what it reads is noted. While it is captured it reads the same again;
-each value leaves a mark, so that every later call is asked whether it still has it.
+The model is run once on the caller's inputs, and what it reads is recorded. While it is captured it reads the same
+again; each value is guarded, so that every later call is asked whether it still has it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from varprop.errors import CaptureError
-from varprop.graph.marks import mark
+from varprop.graph.annotations import guard
 
 READS = {Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.tolist}
 SIZED = {
@@ -26,39 +26,21 @@ UNIQUE = {torch.unique, Tensor.unique}
 REASON = "forward reads a value"
 
 
-class Reading(TorchFunctionMode):
-    """While open, notes every number that is read from a tensor, and every size that depends on entries."""
+class ValueReads(TorchFunctionMode):
+    """While open, every number that is read from a tensor, and every size that depends on entries, is recorded.
 
-    def __init__(self) -> None:
+    Given what was ``recorded``, forward reads the same again, in the same order, and each value is guarded.
+    """
+
+    def __init__(self, recorded: list[Any] | None = None) -> None:
         super().__init__()
         self.seen: list[Any] = []
+        self.recorded = None if recorded is None else iter(recorded)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = _numbers_for(function, self._note, (args, kwargs or {}))
+        args, kwargs = self._numbers_for(function, (args, kwargs or {}))
         if function in READS:
-            return self._note(args[0], function)
-        if function in UNIQUE and len(args) == 1 and _is_plain(kwargs):
-            return self.__torch_function__(Tensor.__getitem__, (), _sorted_and_new(args[0]))
-        for mask in _masks(function, args):
-            self._note(mask.count_nonzero())
-        return _simplified(function)(*args, **kwargs)
-
-    def _note(self, x: Tensor, read: Callable[[Tensor], Any] = Tensor.item) -> Any:
-        self.seen.append(read(x))
-        return self.seen[-1]
-
-
-class Rereading(TorchFunctionMode):
-    """While open, the same numbers and sizes are read again, in the same order."""
-
-    def __init__(self, seen: list[Any]) -> None:
-        super().__init__()
-        self.seen = iter(seen)
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = _numbers_for(function, self._number, (args, kwargs or {}))
-        if function in READS:
-            return self._number(args[0])
+            return self._read(args[0], function)
         if function in UNIQUE and len(args) == 1 and _is_plain(kwargs):
             return self.__torch_function__(Tensor.__getitem__, (), _sorted_and_new(args[0]))
         masks = _masks(function, args)
@@ -74,32 +56,30 @@ class Rereading(TorchFunctionMode):
             return args[0].expand(masks[0].shape)[found]
         return found if function is torch.where or kwargs.get("as_tuple", False) else torch.stack(found, 1)
 
-    def _number(self, x: Tensor) -> Any:
-        value = self._next()
+    def _read(self, x: Tensor, function: Callable[[Tensor], Any] = Tensor.item) -> Any:
+        if self.recorded is None:
+            self.seen.append(function(x))
+            return self.seen[-1]
+        try:
+            value = next(self.recorded)
+        except StopIteration:
+            raise CaptureError("its forward does not read the same values twice") from None
         for index, entry in enumerate(torch.tensor(value).flatten().tolist()):
-            mark(x.reshape(-1)[index], f"value:{float(entry)!r}:{REASON}")
+            guard(x.reshape(-1)[index], float(entry), REASON)
         return value
 
     def _places(self, mask: Tensor) -> tuple[Tensor, ...]:
-        count = self._next()
-        mark(mask.count_nonzero(), f"value:{count}:{REASON}")
-        return torch.nonzero_static(mask, size=count).unbind(1)
+        """Where its entries are true."""
+        return torch.nonzero_static(mask, size=self._read(mask.count_nonzero())).unbind(1)
 
-    def _next(self) -> Any:
-        try:
-            return next(self.seen)
-        except StopIteration:
-            raise CaptureError("its forward does not read the same values twice") from None
+    def _numbers_for(self, function: Any, arguments: Any) -> Any:
+        """Sizes given as tensors become numbers, which torch reads from them without a word."""
 
+        def number(x: Any) -> Any:
+            is_size = isinstance(x, Tensor) and x.ndim == 0 and not x.is_floating_point() and x.dtype != torch.bool
+            return self._read(x) if is_size else x
 
-def _numbers_for(function: Any, read: Callable[[Tensor], Any], arguments: Any) -> Any:
-    """Sizes given as tensors become numbers, which torch reads from them without a word."""
-
-    def number(x: Any) -> Any:
-        is_size = isinstance(x, Tensor) and x.ndim == 0 and not x.is_floating_point() and x.dtype != torch.bool
-        return read(x) if is_size else x
-
-    return tree_map(number, arguments) if function in SIZED else arguments
+        return tree_map(number, arguments) if function in SIZED else arguments
 
 
 def _masks(function: Any, args: Any) -> list[Tensor]:

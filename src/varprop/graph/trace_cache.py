@@ -22,7 +22,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
-class Step:
+class Traced:
     """A function of trees of tensors as a graph, whose output is the leaves of its result."""
 
     graph: fx.Graph
@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass
-class Steps:
+class TraceCache:
     """Writes functions of nodes into a graph. Each is traced once for all arguments of the same structure, sizes and
     dtypes; the values in the nodes' ``meta`` tell these.
     """
@@ -39,7 +39,7 @@ class Steps:
     graph: fx.Graph
     mode: FakeTensorMode
     constants: Registry
-    known: dict[Any, Step] = field(default_factory=dict)
+    known: dict[Any, Traced] = field(default_factory=dict)
     sizes: dict[str, fx.Node] = field(default_factory=dict)  # nodes by the number they stand for
     outlines: dict[int, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Steps:
             self.sizes[size] = new
         return new
 
-    def _trace(self, function: Callable[..., tuple[Any, Any]], leaves: list[Any], structure: TreeSpec) -> Step:
+    def _trace(self, function: Callable[..., tuple[Any, Any]], leaves: list[Any], structure: TreeSpec) -> Traced:
         note: list[Any] = []
 
         def run(*tensors: Any) -> list[Any]:
@@ -82,11 +82,11 @@ class Steps:
 
         with self.mode:
             # Tracing tells tensors apart by identity.
-            examples = [_stand_in(x.meta["val"]) for x in leaves if isinstance(x, fx.Node)]
+            examples = [_fake_copy(x.meta["val"]) for x in leaves if isinstance(x, fx.Node)]
             traced = make_fx(run, pre_dispatch=True)(*examples)
         for node in traced.graph.find_nodes(op="get_attr"):  # made by a rule, such as the nodes of a quadrature
             node.target = f"constant.{keep_constant(getattr(traced, node.target), self.constants)}"
-        return Step(traced.graph, *note)
+        return Traced(traced.graph, *note)
 
     def _outline(self, leaf: Any) -> str:
         if not isinstance(leaf, fx.Node):
@@ -100,19 +100,19 @@ class Steps:
         return self.outlines[id(value)]
 
 
-def _stand_in(value: Any) -> Any:
+def _fake_copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def tracing_mode(graph: fx.Graph) -> FakeTensorMode:
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode:
     """The mode in which the values of a captured graph were made."""
     return detect_fake_mode([node.meta.get("val") for node in graph.nodes]) or FakeTensorMode()
 
 
 @contextlib.contextmanager
-def sizes_stay_free(mode: FakeTensorMode) -> Iterator[None]:
+def require_free_sizes(mode: FakeTensorMode) -> Iterator[None]:
     """Raise if what is traced meanwhile holds for some of the sizes only that capture left free."""
     env = mode.shape_env
     if env is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from varprop.graph.signature import Call, Structure, dtype_name, random_inputs
 
-LARGEST = 1 << 32
+MAX_BYTES = 1 << 32
 """Bytes of the inputs of a call that is written down: larger ones are not made up on loading."""
 PLAIN = (type(None), bool, int, float, str)  # what JSON gives back with the type it had
 
@@ -42,7 +42,9 @@ def decode(record: Any) -> Call:
 
 def _too_large(leaves: list[Tensor]) -> str:
     size = sum(leaf.nbytes for leaf in leaves)
-    return f"inputs of {size / 1e9:.0f} GB are more than the {LARGEST / 1e9:.0f} GB allowed" if size > LARGEST else ""
+    if size <= MAX_BYTES:
+        return ""
+    return f"inputs of {size / 1e9:.0f} GB are more than the {MAX_BYTES / 1e9:.0f} GB allowed"
 
 
 def dtype_of(name: Any) -> torch.dtype:
