@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import varprop as vp
-from tests.kernels.test_tiles import GPU
+from tests.kernels.places import GPU
 from tests.models import make, posterior_of
 from varprop.graph import runner
 

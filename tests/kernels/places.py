@@ -10,6 +10,8 @@ INTERPRETED = DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
 # The interpreter truncates to bfloat16 where a GPU rounds: twice the error.
 DTYPES = ((torch.float32, 1e-5), (torch.bfloat16, 2e-2 if INTERPRETED else 1e-2))
 
+GPU = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+
 
 def with_triton(test):
     """Skip the test where no kernel can run."""
