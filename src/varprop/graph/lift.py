@@ -24,9 +24,8 @@ from varprop.kernels.activations import activate
 from varprop.kernels.launch import runs_on
 from varprop.kernels.tokens import FUSED
 from varprop.moments import Factored, Moments, is_random, multiplied_out
-from varprop.rules.forms import in_forms
-from varprop.rules.ruleset import Rule, RuleSet, op_name
-from varprop.rules.terms import products_of
+from varprop.rules.factorization import products_of
+from varprop.rules.ruleset import Rule, RuleSet, op_name, with_backend
 
 aten = torch.ops.aten
 
@@ -70,7 +69,7 @@ class _Writing:
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
         self.captured, self.tensors, self.graph = captured, tensors, fx.Graph()
         self.placement = Placement(tensors.pointwise, runs_on(tensors.device))
-        self.walk = Walk(captured, in_forms(rules, FUSED) if self.placement.accelerated else rules, tensors)
+        self.walk = Walk(captured, with_backend(rules, FUSED) if self.placement.accelerated else rules, tensors)
         for node in self.walk.scale_names:
             self.placement.prepare(node, rules[node.target])  # type: ignore[index]
         self.steps = Steps(self.graph, tracing_mode(captured.graph), tensors.constant)

@@ -9,17 +9,16 @@ from varprop.rules import streamlining
 from varprop.rules.activation import ACTIVATION
 from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
-from varprop.rules.composite import COMPOSITE
+from varprop.rules.delta import LINEARISED
+from varprop.rules.factored_layers import layers
+from varprop.rules.factored_structural import REARRANGING
 from varprop.rules.fourier import FOURIER
 from varprop.rules.grid import GRID
 from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
 from varprop.rules.normalization import NORMALIZATION, batch_norm
 from varprop.rules.order import ORDER
-from varprop.rules.partial import PARTIAL_TANGENTS
 from varprop.rules.pooling import MAX_POOLING, POOLING
-from varprop.rules.products import layers
-from varprop.rules.rearranging import REARRANGING
 from varprop.rules.reduction import MAXIMA, REDUCTION
 from varprop.rules.ruleset import Rule, RuleSet, rule
 from varprop.rules.scatter import SCATTER
@@ -42,8 +41,7 @@ CVP = RuleSet(
     FOURIER,
     GRID,
     ORDER,
-    PARTIAL_TANGENTS,
-    COMPOSITE,
+    LINEARISED,
     name="CVP",
 )
 """The paper's rules: exact activation moments, expectation-based normalisation."""

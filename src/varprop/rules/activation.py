@@ -1,25 +1,54 @@
-"""Exact moments of activations and other elementwise functions under a Gaussian input."""
+"""All activations, chains of elementwise ops, gated linear units, and the paper's own sigmoid and tanh."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from varprop.moments import Moments
+from varprop.rules import functions
+from varprop.rules.arithmetic import expanded, multiply
+from varprop.rules.derivative import differences, differentiate, is_affine
 from varprop.rules.elementary import ELEMENTARY
 from varprop.rules.exponential_linear import EXPONENTIAL_LINEAR
 from varprop.rules.gelu import gelu
-from varprop.rules.logistic import LOGISTIC
+from varprop.rules.logistic import LOGISTIC, sigmoid
 from varprop.rules.normal import at_least
 from varprop.rules.piecewise import PIECEWISE
-from varprop.rules.power import POWER
-from varprop.rules.ruleset import RuleSet, rule
+from varprop.rules.quadrature import integrate
+from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
-ACTIVATION = RuleSet(PIECEWISE, gelu, LOGISTIC, EXPONENTIAL_LINEAR, POWER, ELEMENTARY, name="activations")
+
+@rule(functions.elementwise, approximation=None, scaled=True)
+def chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
+    """f(x), a chain of elementwise ops with one random input: E f and Var f by quadrature."""
+    if is_affine(body):
+        value, slope = differentiate(body, x.mean, *constants)
+        return expanded(value, slope * slope * x.var)
+    return integrate(lambda points: body(points, *constants), x, lambda x, step: differences(body, x, step, *constants))
+
+
+def glu_rule(sigmoid: Rule) -> Rule:
+    """GLU's rule, as exact as the sigmoid's."""
+
+    @rule(aten.glu.default, approximation=sigmoid.approximation, mixes=True, scaled=True)
+    def glu(x: Moments, dim: int = -1) -> Moments:
+        """y = a σ(b), a and b the halves of x."""
+        half = x.mean.shape[dim] // 2
+        values, gates = (Moments(*(part.narrow(dim, start, half) for part in x)) for start in (0, half))
+        return multiply(values, sigmoid(gates))
+
+    return glu
+
+
+ACTIVATION = RuleSet(
+    *(PIECEWISE, gelu, LOGISTIC, EXPONENTIAL_LINEAR, ELEMENTARY, glu_rule(sigmoid), chain),
+    name="activations",
+)
 
 
 def _paper_logistic(mean: Tensor, var: Tensor) -> Moments:

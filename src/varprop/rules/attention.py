@@ -1,4 +1,4 @@
-"""Attention: the map comes from means only, the values carry the variance."""
+"""Attention and softmax: the map comes from means only, the values carry the variance."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.arithmetic import as_moments
 from varprop.rules.normal import promote, restore
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
-
 
 MAP = "the attention map is computed from means and taken as fixed"
 
@@ -68,13 +66,14 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return aten._safe_softmax.default(masked, -1)
 
 
-def _softmax_rule(op: Op) -> Rule:
-    @rule(op, approximation="the variance is dropped, as for every attention map", mixes=True)
-    def softmax(x: Moments, *args: Any, **kwargs: Any) -> Tensor:
-        """softmax(μ)."""
-        return op(x.mean, *args, **kwargs)
-
-    return softmax
+@rule_for_each(
+    *(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default),
+    approximation="the variance is dropped, as for every attention map",
+    mixes=True,
+)
+def softmax(op: Op, x: Moments, *args: Any, **kwargs: Any) -> Tensor:
+    """softmax(μ)."""
+    return op(x.mean, *args, **kwargs)
 
 
 @rule(aten.log_softmax.int, approximation="linearised at the mean", mixes=True)
@@ -98,21 +97,4 @@ def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
     return restore(Moments(wide.mean.logsumexp(dim, keepdim=keepdim), var), like=x)
 
 
-@rule(aten.logaddexp.default, approximation="linearised at the mean")
-def logaddexp(x: Any, y: Any) -> Moments:
-    """log(eˣ + eʸ) with p = σ(μx − μy): Σ = p² v_x + (1 − p)² v_y."""
-    like = x if is_random(x) else y
-    x, y = (promote(as_moments(part), torch.float32) for part in (x, y))
-    mean = torch.logaddexp(x.mean, y.mean)
-    p, rest = ((part.mean - mean).exp().nan_to_num(0.0) for part in (x, y))  # −∞ in both is a mask
-    return restore(Moments(mean, p * p * x.var + rest * rest * y.var), like)
-
-
-ATTENTION = RuleSet(
-    attention,
-    *map(_softmax_rule, (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)),
-    log_softmax,
-    logsumexp,
-    logaddexp,
-    name="attention",
-)
+ATTENTION = RuleSet(attention, softmax, log_softmax, logsumexp, name="attention")

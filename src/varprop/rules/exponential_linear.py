@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.asymptote import by_width
 from varprop.rules.derivative import SELU_ALPHA, SELU_SCALE
 from varprop.rules.normal import BEYOND, at_least, distance, expm1, floored, pdf
+from varprop.rules.quadrature import by_width
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments
-from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder
 from varprop.rules.normal import FLOOR, distance, expm1, is_coarse, promote, restore, tail
+from varprop.rules.quadrature import by_width, nodes, ramp_and_remainder
 from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ import torch
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, negate, subtract
-from varprop.rules.derivative import DELTA
+from varprop.rules.delta import DELTA
 from varprop.rules.normal import promote, restore
 from varprop.rules.piecewise import absolute
 from varprop.rules.reduction import CLARK, average, dims_of, largest_over, total

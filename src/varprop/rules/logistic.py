@@ -7,12 +7,11 @@ Q = 2 cosh d − 2:
 σ(μ ± d) − σ(μ) = p (±sinh d − T Q/2) / (1 + pQ)
 
 and addition theorems give every Q and sinh d from those of k = 1, so a pair costs one division and no exponential, and
-nothing is singular at v = 0. Wider Gaussians: see ``asymptote``.
+nothing is singular at v = 0. Wider Gaussians: see ``quadrature``.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
@@ -22,10 +21,8 @@ from torch import Tensor
 
 from varprop.moments import Moments
 from varprop.rules import functions
-from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder, step_and_remainder
-from varprop.rules.difference import difference
 from varprop.rules.normal import at_least, floored
-from varprop.rules.quadrature import integrate
+from varprop.rules.quadrature import by_width, integrate_op, nodes, ramp_and_remainder, step_and_remainder
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
@@ -210,8 +207,7 @@ def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     is a jump that matters only for low thresholds.
     """
     if threshold < NO_JUMP:
-        jumping = functools.partial(aten.softplus.default, beta=beta, threshold=threshold)
-        return integrate(jumping, x, lambda x, step: difference(aten.softplus.default, x, step, beta, threshold))
+        return integrate_op(aten.softplus.default, x, beta, threshold)
     return _scale(_softplus(_scale(x, beta)), 1 / beta)
 
 

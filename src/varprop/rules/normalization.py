@@ -1,7 +1,7 @@
 """Norms that use statistics of their input: centre, divide by the root of a statistic, then an affine map.
 
-CVP freezes the statistic at its expectation E[x²] = μ² + Σ; Streamlining at
-its value for the mean, μ². That is the only difference, so both rule sets are made by ``norm_rules``.
+CVP freezes the statistic at its expectation E[x²] = μ² + Σ; Streamlining at its value for the mean, μ². That is the
+only difference, so both rule sets are made by ``norm_rules``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, multiply, second_moment
 from varprop.rules.normal import promote, restore
-from varprop.rules.ruleset import Rule, RuleSet, rule
+from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def _in_float32(x: Moments, function: Callable[[Moments], Moments]) -> Moments:
     return restore(function(promote(x, torch.float32)), like=x)
 
 
-def scale_and_shift(x: Any, weight: Any, bias: Any) -> Any:
+def scale_and_shift(x: Any, weight: Any, bias: Any, *, add: Op = add, multiply: Op = multiply) -> Any:
     """γ x + β; either may be missing, random or constant."""
     scaled = x if weight is None else multiply(x, weight)
     return scaled if bias is None else add(scaled, bias)
@@ -146,22 +146,30 @@ def _module_rules(declare: Callable[..., Any], rms_normalize: Rule, standardize:
         """LayerNorm's rule over the positions of each channel; with running statistics, BatchNorm's."""
         if not use_input_stats:
             return batch_norm(x, weight, bias, running_mean, running_var, 0.0, eps)[0]
-        ndim = mean_of(x).ndim
-        normed = standardize(x, tuple(range(2, ndim)), eps)
-        return scale_and_shift(normed, per_channel(weight, ndim), per_channel(bias, ndim))
+        return group_norm(x, mean_of(x).shape[1], weight, bias, eps)
 
     return [layer_norm, rms_norm, group_norm, instance_norm]
 
 
 @rule(aten._native_batch_norm_legit_no_training.default, approximation=None)
 def batch_norm(
-    x: Any, weight: Any, bias: Any, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+    *,
+    add: Op = add,
+    multiply: Op = multiply,
 ) -> tuple[Any, None, None]:
     """y = γ (x − m)/√(s² + ε) + β with running statistics, which are constants. Exact."""
-    ndim = mean_of(x).ndim
-    mean, factor = (per_channel(v, ndim) for v in (running_mean, torch.rsqrt(running_var + eps)))
-    normed = multiply(add(x, -mean), factor)
-    return scale_and_shift(normed, per_channel(weight, ndim), per_channel(bias, ndim)), None, None
+    mean, factor, weight, bias = (
+        per_channel(v, mean_of(x).ndim) for v in (running_mean, torch.rsqrt(running_var + eps), weight, bias)
+    )
+    y = scale_and_shift(multiply(add(x, -mean), factor), weight, bias, add=add, multiply=multiply)
+    return y, None, None
 
 
 NORMALIZATION = norm_rules(

@@ -10,12 +10,12 @@ from torch import Tensor, fx
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import activation, functions
 from varprop.rules.arithmetic import expanded
-from varprop.rules.composite import glu_rule
-from varprop.rules.derivative import DELTA, differentiate, tangent
+from varprop.rules.delta import DELTA, tangent
+from varprop.rules.derivative import differentiate
 from varprop.rules.length import length_rules
 from varprop.rules.normalization import norm_rules
 from varprop.rules.reduction import max_rules
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
 
@@ -39,21 +39,13 @@ def prelu(x: Any, weight: Any) -> Moments:
     return Moments(aten.prelu.default(mean, slope), var)
 
 
-def _step(op: Op) -> Rule:
-    @rule(op, approximation=DELTA, scaled=True)
-    def step(x: Moments, *args: Any) -> Moments:
-        """f(μ), whose slope is 0."""
-        return Moments(op(x.mean.detach(), *args), torch.zeros_like(x.var))  # torch has no derivative of heaviside
-
-    return step
+@rule_for_each(aten.heaviside.default, aten.sign.default, approximation=DELTA, scaled=True)
+def step(op: Op, x: Moments, *args: Any) -> Moments:
+    """f(μ), whose slope is 0."""
+    return Moments(op(x.mean.detach(), *args), torch.zeros_like(x.var))  # torch has no derivative of heaviside
 
 
-SPECIAL = RuleSet(
-    chain,
-    glu_rule(tangent(aten.sigmoid.default, scaled=True)),
-    prelu,
-    *map(_step, (aten.heaviside.default, aten.sign.default)),
-)
+SPECIAL = RuleSet(chain, activation.glu_rule(tangent(aten.sigmoid.default, scaled=True)), prelu, step)
 
 ACTIVATION = RuleSet(
     SPECIAL,
