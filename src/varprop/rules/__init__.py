@@ -13,33 +13,29 @@ from varprop.rules.delta import LINEARISED
 from varprop.rules.factored_layers import layers
 from varprop.rules.factored_structural import REARRANGING
 from varprop.rules.fourier import FOURIER
-from varprop.rules.grid import GRID
-from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
+from varprop.rules.maxima import MAXIMA, ORDER
 from varprop.rules.normalization import NORMALIZATION, batch_norm
-from varprop.rules.order import ORDER
-from varprop.rules.pooling import MAX_POOLING, POOLING
-from varprop.rules.reduction import MAXIMA, REDUCTION
+from varprop.rules.pooling import POOLING
+from varprop.rules.reduction import REDUCTION
 from varprop.rules.ruleset import Rule, RuleSet, rule
-from varprop.rules.scatter import SCATTER
-from varprop.rules.structural import STRUCTURAL
+from varprop.rules.structural import DECISIONS, STRUCTURAL
+from varprop.rules.vector_norms import VECTOR_NORMS
 
 CVP = RuleSet(
     ARITHMETIC,
     LINEAR,
     ACTIVATION,
     NORMALIZATION,
-    LENGTH,
+    VECTOR_NORMS,
     batch_norm,
     ATTENTION,
     REDUCTION,
     MAXIMA,
     POOLING,
-    MAX_POOLING,
     STRUCTURAL,
-    SCATTER,
+    DECISIONS,
     FOURIER,
-    GRID,
     ORDER,
     LINEARISED,
     name="CVP",
@@ -49,7 +45,7 @@ CVP = RuleSet(
 STREAMLINING = CVP.replace(
     streamlining.ACTIVATION,
     streamlining.NORMALIZATION,
-    streamlining.LENGTH,
+    streamlining.VECTOR_NORMS,
     streamlining.MAXIMA,
     name="STREAMLINING",
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules.normal import promote, restore
-from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
+from varprop.rules.ruleset import RuleSet, rule, rule_for_each
+from varprop.rules.structural import at_mean
 
 aten = torch.ops.aten
 
@@ -66,14 +67,11 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return aten._safe_softmax.default(masked, -1)
 
 
-@rule_for_each(
+softmax = rule_for_each(
     *(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default),
     approximation="the variance is dropped, as for every attention map",
     mixes=True,
-)
-def softmax(op: Op, x: Moments, *args: Any, **kwargs: Any) -> Tensor:
-    """softmax(μ)."""
-    return op(x.mean, *args, **kwargs)
+)(at_mean)
 
 
 @rule(aten.log_softmax.int, approximation="linearised at the mean", mixes=True)

@@ -12,10 +12,11 @@ from varprop.rules import activation, functions
 from varprop.rules.arithmetic import expanded
 from varprop.rules.delta import DELTA, tangent
 from varprop.rules.derivative import differentiate
-from varprop.rules.length import length_rules
+from varprop.rules.maxima import max_rules
 from varprop.rules.normalization import norm_rules
-from varprop.rules.reduction import max_rules
+from varprop.rules.reduction import DECIDED_LARGEST
 from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
+from varprop.rules.vector_norms import vector_norm_rules
 
 aten = torch.ops.aten
 
@@ -71,14 +72,12 @@ def _largest_mean(x: Moments, dims: list[int], keepdim: bool) -> Moments:
     return x if keepdim else Moments(*(part.squeeze(dims) for part in x))
 
 
-LARGEST_MEAN = "which is largest is decided at the mean"
-
 MAXIMA = max_rules(
     _larger_mean,
     _largest_mean,
     of_two="which is larger is decided at the mean",
-    of_many=LARGEST_MEAN,
+    of_many=DECIDED_LARGEST,
     name="linearised maxima",
 )
 
-LENGTH = length_rules(0.0, _largest_mean, root=DELTA, many=LARGEST_MEAN, name="linearised lengths")
+VECTOR_NORMS = vector_norm_rules(0.0, _largest_mean, root=DELTA, many=DECIDED_LARGEST, name="linearised vector norms")

@@ -1,4 +1,4 @@
-"""Ops that move entries about without changing them: mean and variance go the same way."""
+"""Ops that move entries about without changing them, and ops whose results carry no variance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
 
@@ -47,18 +47,15 @@ def _pair(mean: Any, var: Any) -> Any:
 
 
 def structural(*ops: Op, run: Callable[..., Any] | None = None, mixes: bool = False) -> RuleSet:
-    """Declare ops structural. ``run`` stands in for an op that relies on the strides of its input."""
+    """Declare ops that do the same to mean and variance. ``run`` stands in for one that relies on strides."""
 
-    def declare(op: Op) -> Rule:
-        @rule(op, approximation=None, mixes=mixes, takes_complex=True)
-        def rearrange(*args: Any, **kwargs: Any) -> Any:
-            """Entries move, mean and variance alike. Exact."""
-            function = run or op
-            return _pair(function(*mean_args(args), **mean_args(kwargs)), function(*var_args(args), **var_args(kwargs)))
+    @rule_for_each(*ops, approximation=None, mixes=mixes, takes_complex=True)
+    def rearrange(op: Op, *args: Any, **kwargs: Any) -> Any:
+        """Entries move or add up, mean and variance alike. Exact."""
+        function = run or op
+        return _pair(function(*mean_args(args), **mean_args(kwargs)), function(*var_args(args), **var_args(kwargs)))
 
-        return rearrange
-
-    return RuleSet(*map(declare, ops))
+    return rearrange
 
 
 def _target_dtype(x: Any, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.dtype:
@@ -215,14 +212,57 @@ COPIES = structural(
 """An entry may go to several places."""
 
 STRUCTURAL = RuleSet(
-    MOVES,
-    COPIES,
-    cast,
-    copy,
-    dropout,
-    masked_fill,
-    where,
-    nan_to_num,
-    pad,
+    *(MOVES, COPIES, cast, copy, dropout, masked_fill, where, nan_to_num, pad),
     name="structural",
 )
+
+
+def at_mean(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """f(μ), without variance."""
+    return op(*mean_args(args), **mean_args(kwargs))
+
+
+COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
+
+DECISIONS = RuleSet(
+    rule_for_each(
+        *(getattr(getattr(aten, name), kind) for name in COMPARISONS for kind in ("Scalar", "Tensor")),
+        aten.argmax.default,
+        aten.argmin.default,
+        aten.argsort.default,
+        aten.argsort.stable,
+        aten.ceil.default,
+        aten.floor.default,
+        aten.round.default,
+        aten.trunc.default,
+        aten.floor_divide.default,
+        aten.sgn.default,
+        aten.signbit.default,
+        aten.logical_and.default,
+        aten.logical_not.default,
+        aten.logical_or.default,
+        aten.logical_xor.default,
+        aten.all.default,
+        aten.all.dim,
+        aten.any.default,
+        aten.any.dim,
+        approximation=DECIDED,
+    )(at_mean),
+    # What does not depend on the values, as long as they are finite.
+    rule_for_each(
+        aten.isfinite.default,
+        aten.isnan.default,
+        aten.ones_like.default,
+        aten.zeros_like.default,
+        aten.full_like.default,
+        aten.new_ones.default,
+        aten.new_zeros.default,
+        aten.new_full.default,
+        aten.isinf.default,
+        aten.fill.Scalar,
+        aten.zero.default,
+        approximation=None,
+    )(at_mean),
+    name="decisions",
+)
+"""Ops at which variance ends."""

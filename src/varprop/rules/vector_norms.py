@@ -2,7 +2,7 @@
 
 A sum of squares S of Gaussians has closed moments. Its root is that of a gamma variable with the moments of S, which is
 exact for means of 0 and equal variances, and the Delta method for small variances. Streamlining drops what is of second
-order in the variance, so both rule sets are made by ``length_rules``.
+order in the variance, so both rule sets are made by ``vector_norm_rules``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, negate, subtract
 from varprop.rules.delta import DELTA
+from varprop.rules.maxima import CLARK, largest_over
 from varprop.rules.normal import promote, restore
 from varprop.rules.piecewise import absolute
-from varprop.rules.reduction import CLARK, average, dims_of, largest_over, total
+from varprop.rules.reduction import average, dims_of
 from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -70,39 +71,31 @@ def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
     of_square = None if second else DELTA
     declare = functools.partial(rule, approximation=root or of_square, mixes=True)
 
-    @declare(op.correction)
-    def spread(x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Moments:
-        """s² = Σ (x − x̄)²/(n − c), or its root."""
-        dims, correction = dims_of(x.mean.ndim, dim), 1 if correction is None else correction
-        s = squared_deviation(promote(x, torch.float32), dims, keepdim, correction, second)
+    @declare(op.dim, op.correction)
+    def spread(
+        x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+    ) -> Moments:
+        """s² = Σ (x − x̄)²/(n − c), or its root; c is 1 unless told."""
+        count = int(unbiased) if correction is None else correction
+        s = squared_deviation(promote(x, torch.float32), dims_of(x.mean.ndim, dim), keepdim, count, second)
         return restore(root_of_square(s, second) if root else s, like=x)
 
     @declare(op.default)
     def overall(x: Moments, unbiased: bool = True) -> Moments:
-        """Of all entries, divided by n − 1 or n."""
-        return spread(x, correction=int(unbiased))
+        """Of all entries."""
+        return spread(x, None, unbiased)
 
-    @declare(op.dim)
-    def along(x: Moments, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Moments:
-        """Over dims, divided by n − 1 or n."""
-        return spread(x, dim, correction=int(unbiased), keepdim=keepdim)
-
-    @declare(with_mean.dim)
-    def along_with_mean(x: Moments, dim: Any, unbiased: bool = True, keepdim: bool = False) -> list[Moments]:
-        """The same beside the mean."""
-        return [along(x, dim, unbiased, keepdim), average(x, dim, keepdim)]
-
-    @declare(with_mean.correction)
+    @declare(with_mean.dim, with_mean.correction)
     def spread_with_mean(
-        x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+        x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
     ) -> list[Moments]:
         """The same beside the mean."""
-        return [spread(x, dim, correction=correction, keepdim=keepdim), average(x, dim, keepdim)]
+        return [spread(x, dim, unbiased, keepdim, correction=correction), average(x, dim, keepdim)]
 
-    return RuleSet(spread, overall, along, along_with_mean, spread_with_mean)
+    return RuleSet(spread, overall, spread_with_mean)
 
 
-def power_length(x: Moments, order: float, dims: list[int], keepdim: bool) -> Moments:
+def _power_norm(x: Moments, order: float, dims: list[int], keepdim: bool) -> Moments:
     """y = (Σ |x|ᵖ)^(1/p), p > 1, linearised: ∂y/∂x = ±(|x|/y)ᵖ⁻¹."""
     length = torch.linalg.vector_norm(x.mean, order, dims, keepdim=True)
     slope = (x.mean.abs() / torch.where(length > 0, length, 1.0)) ** (order - 1)
@@ -110,7 +103,7 @@ def power_length(x: Moments, order: float, dims: list[int], keepdim: bool) -> Mo
     return Moments(length if keepdim else length.squeeze(dims), var)
 
 
-def length_rules(
+def vector_norm_rules(
     second: float, over: Callable[[Moments, list[int], bool], Moments], *, root: str, many: str, name: str
 ) -> RuleSet:
     """Rules of lengths and spreads; ``second`` weighs what is of second order, ``root`` says what a root neglects.
@@ -131,11 +124,13 @@ def length_rules(
         dims, wide = dims_of(x.mean.ndim, dim), promote(x, torch.float32)
         if ord == 2:
             return restore(root_of_square(sum_of_squares(wide, dims, keepdim, second), second), like=x)
-        if ord == 1 or math.isinf(ord):
-            size = absolute(wide) if second else Moments(wide.mean.abs(), wide.var)
-            found = total(size, dims, keepdim) if ord == 1 else _extreme(over, size, dims, keepdim, ord > 0)
+        size = absolute(wide) if second else Moments(wide.mean.abs(), wide.var)
+        if ord == 1:
+            return restore(Moments(*(part.sum(dims, keepdim) for part in size)), like=x)
+        if math.isinf(ord):
+            found = over(size, dims, keepdim) if ord > 0 else negate(over(negate(size), dims, keepdim))
             return restore(found, like=x)
-        return restore(power_length(wide, ord, dims, keepdim), like=x) if ord > 1 else NotImplemented
+        return restore(_power_norm(wide, ord, dims, keepdim), like=x) if ord > 1 else NotImplemented
 
     @rule(functions.modulus, approximation=root, mixes=True, takes_complex=True)
     def modulus(z: Moments) -> Any:
@@ -187,12 +182,6 @@ def _cosine(second: float) -> Rule:
     return cosine_similarity
 
 
-def _extreme(
-    over: Callable[[Moments, list[int], bool], Moments], x: Moments, dims: list[int], keepdim: bool, largest: bool
-) -> Moments:
-    return over(x, dims, keepdim) if largest else negate(over(negate(x), dims, keepdim))
-
-
 def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:
     """x/‖x‖, the norm frozen."""
     square = (x.mean * x.mean + second * x.var).sum(dim, keepdim=True)
@@ -200,4 +189,4 @@ def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:
     return Moments(x.mean * factor, x.var * factor * factor)
 
 
-LENGTH = length_rules(1.0, largest_over, root=GAMMA, many=CLARK, name="lengths")
+VECTOR_NORMS = vector_norm_rules(1.0, largest_over, root=GAMMA, many=CLARK, name="vector norms")
