@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
+from varprop.rules.arithmetic import multiply
 from varprop.rules.delta import DELTA, tangent
 from varprop.rules.normal import at_least, expm1
 from varprop.rules.quadrature import integrate, integrate_op
@@ -32,7 +33,7 @@ def exponential(x: Moments) -> Moments:
 @rule(aten.exp2.default, approximation=None, scaled=True)
 def exponential_of_two(x: Moments) -> Moments:
     """2ˣ = e^(x ln 2)."""
-    return exponential(_times(x, math.log(2)))
+    return exponential(multiply(x, math.log(2)))
 
 
 @rule(aten.expm1.default, approximation=None, scaled=True)
@@ -71,17 +72,13 @@ def integrated(op: Op, x: Moments) -> Moments:
 @rule(aten.deg2rad.default, approximation=None)
 def to_radians(x: Moments) -> Moments:
     """π x/180."""
-    return _times(x, math.pi / 180)
+    return multiply(x, math.pi / 180)
 
 
 @rule(aten.rad2deg.default, approximation=None)
 def to_degrees(x: Moments) -> Moments:
     """180 x/π."""
-    return _times(x, 180 / math.pi)
-
-
-def _times(x: Moments, factor: float) -> Moments:
-    return Moments(factor * x.mean, factor * factor * x.var)
+    return multiply(x, 180 / math.pi)
 
 
 LEGENDRE = zip(*np.polynomial.legendre.leggauss(6), strict=True)

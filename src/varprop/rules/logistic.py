@@ -21,6 +21,7 @@ from torch import Tensor
 
 from varprop.moments import Moments
 from varprop.rules import functions
+from varprop.rules.arithmetic import multiply
 from varprop.rules.normal import at_least, floored
 from varprop.rules.quadrature import by_width, integrate_op, nodes, ramp_and_remainder, step_and_remainder
 from varprop.rules.ruleset import RuleSet, rule
@@ -105,10 +106,6 @@ def _gates(mean: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(positive, large, decay * large), torch.where(positive, decay * large, large)
 
 
-def _scale(x: Moments, factor: float) -> Moments:
-    return Moments(factor * x.mean, factor * factor * x.var)
-
-
 def _logistic(x: Moments) -> Moments:
     """Moments of σ(x) − σ(μ)."""
     gate, other = _gates(x.mean)
@@ -142,7 +139,7 @@ def sigmoid(x: Moments) -> Moments:
 @at_least(torch.float32)
 def tanh(x: Moments) -> Moments:
     """tanh(x) = 2σ(2x) − 1, by quadrature. Computed to within 4e-4 of the variance (relative)."""
-    y = _logistic(_scale(x, 2.0))
+    y = _logistic(multiply(x, 2.0))
     return Moments(torch.tanh(x.mean) + 2 * y.mean, 4 * y.var)
 
 
@@ -176,7 +173,7 @@ def silu(x: Moments) -> Moments:
 @at_least(torch.float32)
 def quick_gelu(x: Moments) -> Moments:
     """x σ(1.702x) = silu(1.702x)/1.702, by quadrature. Computed to within 3e-4 of the variance (relative)."""
-    return _scale(_silu(_scale(x, 1.702)), 1 / 1.702)
+    return multiply(_silu(multiply(x, 1.702)), 1 / 1.702)
 
 
 def _softplus(x: Moments) -> Moments:
@@ -208,7 +205,7 @@ def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     """
     if threshold < NO_JUMP:
         return integrate_op(aten.softplus.default, x, beta, threshold)
-    return _scale(_softplus(_scale(x, beta)), 1 / beta)
+    return multiply(_softplus(multiply(x, beta)), 1 / beta)
 
 
 @rule(aten.log_sigmoid.default, approximation=None, scaled=True)

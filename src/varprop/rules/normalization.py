@@ -36,14 +36,14 @@ def centre(x: Moments, dims: Dims) -> Moments:
 def scale_by_root(x: Moments, dims: Dims, eps: Any, statistic: Statistic) -> Moments:
     """x / √(mean of the statistic + ε)."""
     factor = torch.rsqrt(statistic(x).mean(dims, keepdim=True) + mean_of(eps))
-    return Moments(x.mean * factor, x.var * (factor * factor))
+    return multiply(x, factor)
 
 
 def divide_by_length(x: Moments, dims: Dims, statistic: Statistic, inside: Any, outside: Any, least: Any) -> Moments:
     """x / max(√(sum of the statistic + inside) + outside, least)."""
     length = (statistic(x).sum(dims, keepdim=True) + mean_of(inside)).sqrt() + mean_of(outside)
     factor = length.clamp(min=mean_of(least)).reciprocal()
-    return Moments(x.mean * factor, x.var * (factor * factor))
+    return multiply(x, factor)
 
 
 def _in_float32(x: Moments, function: Callable[[Moments], Moments]) -> Moments:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,16 +61,12 @@ def integrate_op(op: Op, x: Moments, *args: Any) -> Moments:
     return integrate(lambda points: op(points, *args), x, lambda x, step: difference(op, x, step, *args))
 
 
-class Node(NamedTuple):
-    """A point t > 0 with w r(t) and w r(t)², w its quadrature weight."""
-
-    at: float
-    first: float
-    second: float
+Node = tuple[float, float, float]
 
 
 def nodes(remainder: Callable[[float], float], rule: Sequence[tuple[float, float]]) -> list[Node]:
-    return [Node(t, weight * remainder(t), weight * remainder(t) ** 2) for t, weight in rule]
+    """t, w r(t) and w r(t)² for each point t > 0 of a quadrature rule, w its weight."""
+    return [(t, weight * remainder(t), weight * remainder(t) ** 2) for t, weight in rule]
 
 
 def step_and_remainder(x: Moments, remainder: Sequence[Node]) -> Moments:
