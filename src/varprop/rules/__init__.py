@@ -1,4 +1,23 @@
-"""One rule per op. A rule set is a value: change it with ``|`` and ``replace``."""
+"""One rule per op. A rule set is a value: change it with ``|`` and ``replace``.
+
+Where the rule of an op is, by what the op does:
+
+arithmetic      sums, products, quotients, remainders
+linear          linear layers, matrix products, convolutions, einsum
+attention       scaled dot-product attention, softmax, log-sum-exp
+normalization   norms by input statistics and by running ones
+vector_norms    vector norms, distances, cosines, variances and deviations of samples
+reduction       sums, means and products over dims, scattered sums, bags of embeddings
+maxima          maxima, minima, sorting, medians
+pooling         pooling, interpolation, sampling at positions
+fourier         Fourier transforms, complex numbers
+structural      ops that move or copy entries; comparisons and rounding, where variance ends
+activation      all activations, by their files: piecewise (ReLU, clamp, Hardswish …), gelu, logistic (sigmoid, tanh,
+                SiLU, softplus), exponential_linear (ELU and its kin), elementary (exp, sin, powers, Mish …)
+delta           what has no moments, or several arguments, linearised: log, acos, atan2, hypot …
+streamlining    the baseline's rules for activations, norms and maxima
+factored_*      FACTORED's rules for layers and for ops that move entries
+"""
 
 from __future__ import annotations
 

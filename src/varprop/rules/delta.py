@@ -23,10 +23,10 @@ DELTA = "the Delta method, first order in the deviation"
 
 def tangent(op: Op, *, scaled: bool = False) -> Rule:
     """The Delta method as a rule for a function of one tensor."""
-    return rule(op, approximation=DELTA, scaled=scaled)(functools.partial(_along_tangent, op))
+    return rule(op, approximation=DELTA, scaled=scaled)(functools.partial(delta, op))
 
 
-def _along_tangent(op: Op, x: Moments, *args: Any, **kwargs: Any) -> Moments:
+def delta(op: Op, x: Moments, *args: Any, **kwargs: Any) -> Moments:
     """f(μ), f'(μ)² Σ."""
     # Where nothing is random, the slope does not matter and may be infinite: that of √x at a masked 0.
     slope = UNARY[op](torch.where(x.var > 0, x.mean, 0.5), *args, **kwargs)
@@ -88,7 +88,7 @@ PARTIAL: dict[Any, Callable[..., tuple[Any, ...]]] = {
 
 
 @rule_for_each(*PARTIAL, approximation=DELTA)
-def of_several(op: Op, *args: Any, **kwargs: Any) -> Moments:
+def delta_of_several(op: Op, *args: Any, **kwargs: Any) -> Moments:
     """f(μ), Σ (∂f/∂x)² Σx over the random arguments x."""
     raised = [promote(arg, torch.float32) if is_random(arg) else arg for arg in args]
     means = [mean_of(arg) for arg in raised]
@@ -104,7 +104,7 @@ def of_several(op: Op, *args: Any, **kwargs: Any) -> Moments:
 @rule(functions.argument, approximation=DELTA, takes_complex=True)
 def argument(z: Moments) -> Any:
     """The angle of a + ib, that of (a, b)."""
-    return of_several[aten.atan2.default](Moments(z.mean.imag, z.var.imag), Moments(z.mean.real, z.var.real))
+    return delta_of_several[aten.atan2.default](Moments(z.mean.imag, z.var.imag), Moments(z.mean.real, z.var.real))
 
 
-LINEARISED = RuleSet(*map(tangent, SINGULAR), of_several, argument, name="linearised")
+LINEARISED = RuleSet(*map(tangent, SINGULAR), delta_of_several, argument, name="linearised")

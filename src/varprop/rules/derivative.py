@@ -197,8 +197,8 @@ def difference(op: Op, x: Tensor, step: Tensor, *args: Any, **kwargs: Any) -> Te
     """f(x + δ) − f(x) of an elementwise op. Values that nearly agree lose their digits, so a small δ is multiplied by
     the slope between: of two points (Gauss), which is right to the order δ⁴, 1e-7 where it is used.
     """
-    if op in PIECES:
-        return PIECES[op](x, step, *args, **kwargs)
+    if op in KINKED:
+        return KINKED[op](x, step, *args, **kwargs)
     slope, here = UNARY[op], op(x, *args, **kwargs)
     there = op(x + step, *args, **kwargs) - here
     if op in STRAIGHT:
@@ -222,8 +222,8 @@ def _elu_step(x: Tensor, step: Tensor, alpha: float = 1.0, scale: float = 1.0, r
     return scale * (above + alpha * torch.exp(rate * x.clamp(max=0)) * expm1(rate * (step - above)))
 
 
-# Curves that bend: made of steps that do not round.
-PIECES: dict[Any, Callable[..., Tensor]] = {
+# Curves with a kink: made of steps that do not round.
+KINKED: dict[Any, Callable[..., Tensor]] = {
     aten.celu.default: lambda x, step, alpha=1.0: _elu_step(x, step, alpha, 1.0, 1 / alpha),
     aten.elu.default: _elu_step,
     aten.hardswish.default: _hardswish_step,

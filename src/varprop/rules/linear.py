@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -124,24 +124,24 @@ def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
     """A sum of products of one or two tensors. Exact.
 
     What only one of them is summed over, Σ_k x_j y_jk, is summed first, so that no entry of the other counts twice.
+    That is an index which the other lacks, or has once for all, as torch broadcasts sizes of 1.
     """
     if len(operands) == 1:
-        return _over_indices(equation, operands[0])
+        return _reduced(equation, operands[0])
     terms, output = _indices(equation)
     if len(operands) > 2 or any(len(set(term)) < len(term) for term in terms):
         return NotImplemented  # the latter is a diagonal
-    parts = list(operands)
-    for own, other in ((0, 1), (1, 0)):
-        kept = "".join(index for index in terms[own] if index in terms[other] + output)
-        if kept != terms[own]:
-            parts[own] = _over_indices(f"{terms[own]}->{kept}".replace(".", "..."), parts[own])
-            terms[own] = kept
-    for index in set(terms[0]) & set(terms[1]) - set(output):
-        sizes = [_size(mean_of(part), term, index) for part, term in zip(parts, terms, strict=True)]
-        if index == "." or sizes[0] != sizes[1]:
-            return NotImplemented  # an entry of a size of 1, which is broadcast, would count several times
-    spelled = f"{','.join(terms)}->{output}".replace(".", "...")
-    return bilinear(lambda x, y: torch.einsum(spelled, x, y), *parts)
+    first, second = (_sizes(term, mean_of(part).shape) for term, part in zip(terms, operands, strict=True))
+    shared = [index for index in first if index in second and first[index] == second[index]]
+    if "." in shared and "." not in output:
+        return NotImplemented
+    kept = ["".join(index for index in term if index in shared or index in output) for term in terms]
+    parts = [
+        part if own == term else _reduced(f"{term}->{own}".replace(".", "..."), part)
+        for part, term, own in zip(operands, terms, kept, strict=True)
+    ]
+    product = f"{','.join(kept)}->{output}".replace(".", "...")
+    return bilinear(lambda x, y: torch.einsum(product, x, y), *parts)
 
 
 def _indices(equation: str) -> tuple[list[str], str]:
@@ -151,13 +151,15 @@ def _indices(equation: str) -> tuple[list[str], str]:
     return inputs.split(","), output if arrow else "." * ("." in inputs) + "".join(once)
 
 
-def _over_indices(equation: str, x: Any) -> Any:
+def _sizes(term: str, shape: Sequence[Any]) -> dict[str, Any]:
+    """Of each index; an ellipsis has none."""
+    before, ellipsis, after = term.partition(".")
+    ends = (before, shape), (after[::-1], shape[::-1])
+    return {index: size for end in ends for index, size in zip(*end, strict=False)} | dict.fromkeys(ellipsis)
+
+
+def _reduced(equation: str, x: Any) -> Any:
     return expanded(*(torch.einsum(equation, part) for part in x)) if is_random(x) else torch.einsum(equation, x)
-
-
-def _size(x: Tensor, term: str, index: str) -> int:
-    place = term.index(index)
-    return x.shape[place - len(term) if "." in term[:place] else place]
 
 
 LINEAR = RuleSet(

@@ -143,8 +143,13 @@ def tanh(x: Moments) -> Moments:
     return Moments(torch.tanh(x.mean) + 2 * y.mean, 4 * y.var)
 
 
-def _silu(x: Moments) -> Moments:
-    """Of s± = f(μ ± d) − f(μ) the sum, even in δ, and the difference over δ are computed; neither cancels."""
+@rule(aten.silu.default, approximation=None, scaled=True)
+@at_least(torch.float32)
+def silu(x: Moments) -> Moments:
+    """x σ(x), by quadrature. Computed to within 3e-4 of the variance (relative).
+
+    Of s± = f(μ ± d) − f(μ) the sum, even in δ, and the difference over δ are computed; neither cancels.
+    """
 
     def narrow(x: Moments) -> Moments:
         gate, other = _gates(x.mean)
@@ -162,18 +167,11 @@ def _silu(x: Moments) -> Moments:
     return by_width(x, WIDE, narrow, lambda x: ramp_and_remainder(x, SILU_REMAINDER))
 
 
-@rule(aten.silu.default, approximation=None, scaled=True)
-@at_least(torch.float32)
-def silu(x: Moments) -> Moments:
-    """x σ(x), by quadrature. Computed to within 3e-4 of the variance (relative)."""
-    return _silu(x)
-
-
 @rule(functions.quick_gelu, approximation=None, scaled=True)
 @at_least(torch.float32)
 def quick_gelu(x: Moments) -> Moments:
     """x σ(1.702x) = silu(1.702x)/1.702, by quadrature. Computed to within 3e-4 of the variance (relative)."""
-    return multiply(_silu(multiply(x, 1.702)), 1 / 1.702)
+    return multiply(silu(multiply(x, 1.702)), 1 / 1.702)
 
 
 def _softplus(x: Moments) -> Moments:

@@ -67,7 +67,7 @@ def adaptive_average_pool(op: Op, x: Moments, output_size: Any) -> Moments:
     return Moments(op(x.mean, output_size), var)
 
 
-WITH_INDICES = {
+WITH_INDICES: dict[Any, Any] = {
     aten.max_pool1d.default: aten.max_pool1d_with_indices.default,
     aten.max_pool2d.default: aten.max_pool2d_with_indices.default,
     aten.max_pool3d.default: aten.max_pool3d_with_indices.default,

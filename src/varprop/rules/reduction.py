@@ -122,27 +122,25 @@ def embedding_bag(
     sparse: bool = False,
     per_sample_weights: Any = None,
     include_last_offset: bool = False,
-    padding_idx: int | None = -1,
+    padding_idx: int | None = None,
 ) -> Any:
     """Sums or means of rows: Σ = C² v, C_bi how often, or how much, row i counts in bag b. Exact."""
     if mode == 2 or is_random(per_sample_weights):
         return NotImplemented
     options = (by_frequency, mode, sparse, per_sample_weights, include_last_offset)
-    mean = aten.embedding_bag.default(weight.mean, indices, offsets, *options)
-    if padding_idx is not None and padding_idx != -1:
-        mean = aten.embedding_bag.padding_idx(weight.mean, indices, offsets, *options, padding_idx)
+    mean, *_ = aten.embedding_bag.padding_idx(weight.mean, indices, offsets, *options, padding_idx)
     places = torch.arange(indices.shape[0], device=indices.device)
     bags = torch.searchsorted(offsets.contiguous(), places.to(offsets.dtype), right=True) - 1
     one = (
         torch.ones_like(indices, dtype=weight.var.dtype) if per_sample_weights is None else mean_of(per_sample_weights)
     )
-    if padding_idx is not None and padding_idx != -1:
-        one = one * (indices != padding_idx)
-    counts = weight.var.new_zeros(mean[0].shape[0], weight.var.shape[0])
+    if padding_idx is not None:
+        one = one * (indices != padding_idx % weight.var.shape[0])
+    counts = weight.var.new_zeros(mean.shape[0], weight.var.shape[0])
     counts = counts.index_put((bags, indices), one, accumulate=True)
     if mode == 1:
         counts = counts / counts.sum(1, keepdim=True).clamp(min=1)
-    return Moments(mean[0], counts.square() @ weight.var), None, None, None
+    return Moments(mean, counts.square() @ weight.var), None, None, None
 
 
 REDUCTION = RuleSet(

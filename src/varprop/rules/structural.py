@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
@@ -19,25 +20,25 @@ DECIDED = "decided at the mean: the variance ends here"
 
 def mean_args(value: Any) -> Any:
     """The same arguments with every random tensor replaced by its mean."""
-    return value.mean if is_random(value) else _map_items(mean_args, value)
+    return tree_map(mean_of, value, is_leaf=is_random)
 
 
 def var_args(value: Any) -> Any:
     """The same arguments with every random tensor replaced by its variance, every constant of floats by zeros."""
-    if is_random(value):
-        return value.var
-    if isinstance(value, Tensor):
-        return torch.zeros_like(value) if value.is_floating_point() or value.is_complex() else value
-    if isinstance(value, list) and any(map(is_random, value)):
-        # Tensors to be joined, as in cat: integers among them are values, not indices.
-        return [item.var if is_random(item) else torch.zeros_like(item) for item in value]
-    return _map_items(var_args, value)
+    return tree_map(_var, value, is_leaf=lambda leaf: is_random(leaf) or _is_joined(leaf))
 
 
-def _map_items(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(function, value))
-    return {key: function(item) for key, item in value.items()} if isinstance(value, dict) else value
+def _var(leaf: Any) -> Any:
+    if is_random(leaf):
+        return leaf.var
+    if _is_joined(leaf):
+        return [item.var if is_random(item) else torch.zeros_like(item) for item in leaf]
+    return torch.zeros_like(leaf) if isinstance(leaf, Tensor) and _keeps(leaf.dtype) else leaf
+
+
+def _is_joined(value: Any) -> bool:
+    """Tensors to be joined, as in cat: integers among them are values, not indices."""
+    return isinstance(value, list) and any(map(is_random, value))
 
 
 def _pair(mean: Any, var: Any) -> Any:
@@ -94,10 +95,8 @@ def dropout(x: Moments, p: float, train: bool) -> Any:
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, approximation=None, takes_complex=True)
 def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
-    """Chosen entries become a value of no variance. Exact."""
-    if not is_random(x) or is_random(value):
-        return where(mask, value, x)
-    return Moments(x.mean.masked_fill(mask, value), x.var.masked_fill(mask, 0.0))
+    """Chosen entries become a value. Exact."""
+    return where(mask, value, x)
 
 
 @rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, approximation=None, takes_complex=True)

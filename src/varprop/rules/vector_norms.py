@@ -75,7 +75,7 @@ def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
     def spread(
         x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
     ) -> Moments:
-        """s² = Σ (x − x̄)²/(n − c), or its root; c is 1 unless told."""
+        """s² = Σ (x − x̄)²/(n − c), or its root; c = 1 by default."""
         count = int(unbiased) if correction is None else correction
         s = squared_deviation(promote(x, torch.float32), dims_of(x.mean.ndim, dim), keepdim, count, second)
         return restore(root_of_square(s, second) if root else s, like=x)
