@@ -15,7 +15,7 @@ from varprop.rules.elementary import ELEMENTARY
 from varprop.rules.exponential_linear import EXPONENTIAL_LINEAR
 from varprop.rules.gelu import gelu
 from varprop.rules.logistic import LOGISTIC, sigmoid
-from varprop.rules.normal import at_least
+from varprop.rules.normal import in_float32
 from varprop.rules.piecewise import PIECEWISE
 from varprop.rules.quadrature import integrate
 from varprop.rules.ruleset import Rule, RuleSet, rule
@@ -63,14 +63,14 @@ PROBIT = "variance off by 0.8 to 4.4 times for |μ| ≤ 3 and small v, by thousa
 
 
 @rule(aten.sigmoid.default, approximation=PROBIT, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def paper_sigmoid(x: Moments) -> Moments:
     """The paper's σ(x): m = σ(μ/β), var = m (1 − m) (1 − 1/β), β² = 1 + λ²v, λ² = π/8."""
     return _paper_logistic(x.mean, x.var)
 
 
 @rule(aten.tanh.default, approximation=PROBIT, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def paper_tanh(x: Moments) -> Moments:
     """The paper's tanh(x) = 2σ(2x) − 1, from its σ."""
     y = _paper_logistic(2 * x.mean, 4 * x.var)

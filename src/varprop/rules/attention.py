@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.normal import promote, restore
+from varprop.rules.normal import cast, in_float32, promote
 from varprop.rules.ruleset import RuleSet, rule, rule_for_each
 from varprop.rules.structural import at_mean
 
@@ -77,22 +77,20 @@ softmax = rule_for_each(
 @rule(aten.log_softmax.int, approximation="linearised at the mean", mixes=True)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
     """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j."""
-    like = x if dtype is None else Moments(*(part.to(dtype) for part in x))
-    x = promote(like, torch.float32)
-    mean = x.mean.log_softmax(dim)
-    p, v = mean.exp(), x.var
+    wide = promote(cast(x, dtype))
+    mean = wide.mean.log_softmax(dim)
+    p, v = mean.exp(), wide.var
     # (1 − p)² v + the rest of the sum keeps every term ≥ 0.
     var = (1 - p) ** 2 * v + ((p * p * v).sum(dim, keepdim=True) - p * p * v).clamp_min(0)
-    return restore(Moments(mean, var), like)
+    return cast(Moments(mean, var), dtype or x.mean.dtype)
 
 
 @rule(aten.logsumexp.default, approximation="linearised at the mean", mixes=True)
+@in_float32
 def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
     """log Σ exp x with p = softmax(μ): Σ = Σ_j p_j² v_j."""
-    wide = promote(x, torch.float32)
-    p = (wide.mean - wide.mean.logsumexp(dim, keepdim=True)).exp()
-    var = (p * p * wide.var).sum(dim, keepdim=keepdim)
-    return restore(Moments(wide.mean.logsumexp(dim, keepdim=keepdim), var), like=x)
+    p = (x.mean - x.mean.logsumexp(dim, keepdim=True)).exp()
+    return Moments(x.mean.logsumexp(dim, keepdim=keepdim), (p * p * x.var).sum(dim, keepdim=keepdim))
 
 
 ATTENTION = RuleSet(attention, softmax, log_softmax, logsumexp, name="attention")

@@ -13,7 +13,7 @@ from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import expanded
 from varprop.rules.derivative import UNARY
-from varprop.rules.normal import promote, restore
+from varprop.rules.normal import in_float32
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
@@ -88,17 +88,16 @@ PARTIAL: dict[Any, Callable[..., tuple[Any, ...]]] = {
 
 
 @rule_for_each(*PARTIAL, approximation=DELTA)
+@in_float32
 def delta_of_several(op: Op, *args: Any, **kwargs: Any) -> Moments:
     """f(μ), Σ (∂f/∂x)² Σx over the random arguments x."""
-    raised = [promote(arg, torch.float32) if is_random(arg) else arg for arg in args]
-    means = [mean_of(arg) for arg in raised]
+    means = [mean_of(arg) for arg in args]
     var: Any = 0.0
-    for arg, slope in zip(raised, PARTIAL[op](*means, **kwargs), strict=False):
+    for arg, slope in zip(args, PARTIAL[op](*means, **kwargs), strict=False):
         if is_random(arg):
             # Where nothing is random the slope does not matter, and may be infinite.
             var = var + torch.where(arg.var > 0, slope * slope * arg.var, 0.0)
-    like = next(arg for arg in args if is_random(arg))
-    return restore(expanded(op(*means, **kwargs), var), like=like)
+    return expanded(op(*means, **kwargs), var)
 
 
 @rule(functions.argument, approximation=DELTA, takes_complex=True)

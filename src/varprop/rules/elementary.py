@@ -12,7 +12,7 @@ from torch import Tensor
 from varprop.moments import Moments
 from varprop.rules.arithmetic import multiply
 from varprop.rules.delta import DELTA, tangent
-from varprop.rules.normal import at_least, expm1
+from varprop.rules.normal import expm1, in_float32
 from varprop.rules.quadrature import integrate, integrate_op
 from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.exp.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def exponential(x: Moments) -> Moments:
     """eˣ is lognormal: mean = e^(μ + v/2), var = e^(2μ + 2v) (1 − e^(−v)). Saturates where torch overflows."""
     largest = math.log(torch.finfo(x.mean.dtype).max) - 1
@@ -37,7 +37,7 @@ def exponential_of_two(x: Moments) -> Moments:
 
 
 @rule(aten.expm1.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def exponential_minus_one(x: Moments) -> Moments:
     """eˣ − 1."""
     largest = math.log(torch.finfo(x.mean.dtype).max) - 1
@@ -45,7 +45,7 @@ def exponential_minus_one(x: Moments) -> Moments:
 
 
 @rule(aten.sinh.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def hyperbolic_sine(x: Moments) -> Moments:
     """sinh x. With q = e^v: mean = √q sinh μ, var = ½ (q − 1)(q cosh 2μ + 1)."""
     q = torch.exp(x.var)
@@ -53,7 +53,7 @@ def hyperbolic_sine(x: Moments) -> Moments:
 
 
 @rule(aten.cosh.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def hyperbolic_cosine(x: Moments) -> Moments:
     """cosh x. With q = e^v: mean = √q cosh μ, var = ½ (q − 1)(2q sinh² μ + q − 1)."""
     grown = expm1(x.var)
@@ -86,7 +86,7 @@ ERF_RULE = tuple((0.5 + 0.5 * float(t), 0.5 * float(weight)) for t, weight in LE
 
 
 @rule(aten.erf.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def erf(x: Moments) -> Moments:
     """erf(x). mean = erf(h), h² = μ²/(1 + 2v).
 
@@ -105,21 +105,21 @@ def erf(x: Moments) -> Moments:
 
 
 @rule(aten.erfc.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def complementary_erf(x: Moments) -> Moments:
     """1 − erf(x), see erf."""
     return Moments(torch.erfc(x.mean * torch.rsqrt(1 + 2 * x.var)), erf(x).var)
 
 
 @rule(aten.sin.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def sine(x: Moments) -> Moments:
     """sin x. With q = e^(−v): mean = √q sin μ, var = (1 − q) [(1 − q)/2 + q cos² μ]."""
     return _wave(x, torch.sin(x.mean), torch.cos(x.mean))
 
 
 @rule(aten.cos.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def cosine(x: Moments) -> Moments:
     """cos x. With q = e^(−v): mean = √q cos μ, var = (1 − q) [(1 − q)/2 + q sin² μ]."""
     return _wave(x, torch.cos(x.mean), torch.sin(x.mean))
@@ -144,7 +144,7 @@ NEGATIVE = "negative values count as 0"
 
 
 @rule(aten.pow.Tensor_Scalar, approximation=_neglected_by_power, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def power(x: Moments, exponent: float) -> Moments:
     """xⁿ. For n = 0, 1, 2, …: var = Σ (vᵏ/k!) (E f⁽ᵏ⁾)², k ≥ 1, a sum of squares.
 
@@ -199,7 +199,7 @@ def _raw_moment(x: Moments, n: int) -> Tensor:
 
 
 @rule(aten.square.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def square(x: Moments) -> Moments:
     """x². mean = μ² + v, var = 2v (2μ² + v)."""
     return Moments(x.mean.square() + x.var, 2 * x.var * (2 * x.mean.square() + x.var))

@@ -22,7 +22,7 @@ from torch import Tensor
 from varprop.moments import Moments
 from varprop.rules import functions
 from varprop.rules.arithmetic import multiply
-from varprop.rules.normal import at_least, floored
+from varprop.rules.normal import floored, in_float32
 from varprop.rules.quadrature import by_width, integrate_op, nodes, ramp_and_remainder, step_and_remainder
 from varprop.rules.ruleset import RuleSet, rule
 
@@ -128,7 +128,7 @@ def _logistic(x: Moments) -> Moments:
 
 
 @rule(aten.sigmoid.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def sigmoid(x: Moments) -> Moments:
     """σ(x) = 1/(1 + e⁻ˣ), by quadrature. Computed to within 2e-4 of the variance (relative)."""
     y = _logistic(x)
@@ -136,7 +136,7 @@ def sigmoid(x: Moments) -> Moments:
 
 
 @rule(aten.tanh.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def tanh(x: Moments) -> Moments:
     """tanh(x) = 2σ(2x) − 1, by quadrature. Computed to within 4e-4 of the variance (relative)."""
     y = _logistic(multiply(x, 2.0))
@@ -144,7 +144,7 @@ def tanh(x: Moments) -> Moments:
 
 
 @rule(aten.silu.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def silu(x: Moments) -> Moments:
     """x σ(x), by quadrature. Computed to within 3e-4 of the variance (relative).
 
@@ -168,7 +168,7 @@ def silu(x: Moments) -> Moments:
 
 
 @rule(functions.quick_gelu, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def quick_gelu(x: Moments) -> Moments:
     """x σ(1.702x) = silu(1.702x)/1.702, by quadrature. Computed to within 3e-4 of the variance (relative)."""
     return multiply(silu(multiply(x, 1.702)), 1 / 1.702)
@@ -194,7 +194,7 @@ def _softplus(x: Moments) -> Moments:
 
 
 @rule(aten.softplus.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     """log(1 + e^βx)/β, by quadrature.
 
@@ -207,7 +207,7 @@ def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
 
 
 @rule(aten.log_sigmoid.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def log_sigmoid(x: Moments) -> Moments:
     """log σ(x) = −softplus(−x), by quadrature. Computed to within 2e-4 of the variance (relative)."""
     y = _softplus(Moments(-x.mean, x.var))

@@ -24,7 +24,7 @@ def larger(x: Moments, y: Moments) -> Moments:
     μ = max(μ₁, μ₂) + θ s(−|a|)        Σ = v₁ Φ(a) + v₂ Φ(−a) − θ² s(a) s(−a)
     """
     dtype = torch.promote_types(x.mean.dtype, y.mean.dtype)
-    x, y = (promote(part, torch.float32) for part in (x, y))
+    x, y = (promote(part) for part in (x, y))
     theta2 = x.var + y.var
     theta = floored(theta2).sqrt()
     limit = torch.finfo(theta.dtype).max / 4

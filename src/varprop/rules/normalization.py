@@ -46,11 +46,6 @@ def divide_by_length(x: Moments, dims: Dims, statistic: Statistic, inside: Any, 
     return multiply(x, factor)
 
 
-def _in_float32(x: Moments, function: Callable[[Moments], Moments]) -> Moments:
-    """Statistics, and differences from them, in float32 at least."""
-    return restore(function(promote(x, torch.float32)), like=x)
-
-
 def scale_and_shift(x: Any, weight: Any, bias: Any, *, add: Op = add, multiply: Op = multiply) -> Any:
     """γ x + β; either may be missing, random or constant."""
     scaled = x if weight is None else multiply(x, weight)
@@ -76,12 +71,13 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.rms_normalize)
     def rms_normalize(x: Any, dims: Dims, eps: Any) -> Moments:
         """x/√(mean x² + ε), written out: RMSNorm, filter response norm."""
-        return _in_float32(as_moments(x), lambda x: scale_by_root(x, dims, eps, statistic))
+        return restore(scale_by_root(promote(as_moments(x)), dims, eps, statistic), like=x)
 
     @declare(functions.unit_length)
     def unit_length(x: Any, dims: Dims, inside: Any = 0.0, outside: Any = 0.0, least: Any = 0.0) -> Moments:
         """x/‖x‖, with an ε somewhere; E‖x‖² = Σ (μ² + v)."""
-        return _in_float32(as_moments(x), lambda x: divide_by_length(x, dims, statistic, inside, outside, least))
+        wide = promote(as_moments(x))
+        return restore(divide_by_length(wide, dims, statistic, inside, outside, least), like=x)
 
     @declare(aten._weight_norm.default, scaled=False)
     def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
@@ -92,7 +88,8 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.standardize)
     def standardize(x: Any, dims: Dims, eps: Any) -> Moments:
         """(x − x̄)/√(s² + ε), written out."""
-        return _in_float32(as_moments(x), lambda x: scale_by_root(centre(x, dims), dims, eps, statistic))
+        centred = centre(promote(as_moments(x)), dims)
+        return restore(scale_by_root(centred, dims, eps, statistic), like=x)
 
     modules = _module_rules(declare, rms_normalize, standardize)
     return RuleSet(rms_normalize, unit_length, weight_norm, standardize, *modules, name=name)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.normal import at_least, distance, floored, is_coarse, pdf, promote, ramp, rectified, restore, tail
+from varprop.rules.normal import distance, floored, in_float32, is_coarse, pdf, promote, ramp, rectified, restore, tail
 from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ def relu(x: Moments) -> Moments:
 
     In 16 bits, which round to 4e-3, by polynomials of few terms: within 1.4e-3, where μ ≥ −5√v (2 % at −9√v).
     """
-    y = rectified(promote(x, torch.float32), coarse=is_coarse(x.mean.dtype))
+    y = rectified(promote(x), coarse=is_coarse(x.mean.dtype))
     return restore(Moments(y.mean, y.var.clamp(min=0)), like=x)
 
 
@@ -47,14 +47,14 @@ def _rectify(x: Moments, slope: Any, slope_var: Any = None) -> Moments:
 
 
 @rule(aten.leaky_relu.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def leaky_relu(x: Moments, negative_slope: float = 0.01) -> Moments:
     """x for x > 0, slope·x below. var = v [Φ(a) + slope² Φ(−a) − (1 − slope)² s(a)s(−a)], see relu."""
     return _rectify(x, negative_slope)
 
 
 @rule(aten.abs.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def absolute(x: Moments) -> Moments:
     """|x|, a leaky ReLU of slope −1."""
     return _rectify(x, -1.0)
@@ -67,10 +67,10 @@ def prelu(x: Any, weight: Any) -> Moments:
         x = Moments(x, torch.zeros_like(x))
     channels = (-1, *[1] * (x.mean.ndim - 2)) if x.mean.ndim > 1 else ()
     slope_var = weight.var.reshape(channels) if is_random(weight) else None
-    return at_least(torch.float32)(_rectify)(x, mean_of(weight).reshape(channels), slope_var)
+    return in_float32(_rectify)(x, mean_of(weight).reshape(channels), slope_var)
 
 
-@at_least(torch.float32)
+@in_float32
 def piecewise(x: Moments, value: Tensor, knots: Sequence[Any], pieces: Sequence[Sequence[Any]]) -> Moments:
     """Polynomials of degree ≤ 2, as coefficients of 1, x, x², between ascending knots; ``value`` is f(μ), for v = 0.
 
@@ -178,21 +178,21 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     return piecewise(x, x.mean.clamp(min, max), (lower, max), ((lower,), (0.0, 1.0), (max,)))
 
 
-@at_least(torch.float32)
+@in_float32
 def _from_below(x: Moments, min: Any) -> Moments:
     """max(x, lower) = lower + relu(x − lower)."""
     above = Moments(x.mean - min, x.var)
     return Moments(x.mean.clamp(min=min) + ramp(*above).excess, relu(above).var)
 
 
-@at_least(torch.float32)
+@in_float32
 def _from_above(x: Moments, max: Any) -> Moments:
     """min(x, upper) = upper − relu(upper − x)."""
     below = Moments(max - x.mean, x.var)
     return Moments(x.mean.clamp(max=max) - ramp(*below).excess, relu(below).var)
 
 
-@at_least(torch.float32)
+@in_float32
 def _within_reach(x: Moments, *bounds: Any) -> Moments:
     """clamp between any bounds. One that x never reaches may as well be nearer, where its square is a number."""
     low, high = (bound if isinstance(bound, Tensor) else torch.full_like(x.mean, bound) for bound in bounds)
@@ -228,7 +228,7 @@ def _step(x: Moments, value: Tensor) -> Moments:
 
 
 @rule(aten.heaviside.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def heaviside(x: Moments, values: Tensor) -> Moments:
     """1 for x > 0, 0 below; mean Φ(μ/√v), var Φ(μ/√v) Φ(−μ/√v)."""
     if is_random(values):
@@ -237,7 +237,7 @@ def heaviside(x: Moments, values: Tensor) -> Moments:
 
 
 @rule(aten.sign.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def sign(x: Moments) -> Moments:
     """±1: twice the step, less 1."""
     y = _step(x, 0.5 + 0.5 * torch.sign(x.mean))

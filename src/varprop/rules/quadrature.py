@@ -41,7 +41,7 @@ def integrate(
     A kink costs about 1e-3 √v. ``rise(μ, δ)`` gives f(μ + δ) − f(μ) without loss; as a difference of values, in
     float32, its variance is lost from √v ≈ 1e-4 μ down, while the mean is not.
     """
-    mean, var = promote(x, torch.float32)
+    mean, var = promote(x)
     raised = floored(var)
     std = raised.sqrt()
     centre = function(mean[None])[0]

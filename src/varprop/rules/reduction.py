@@ -12,6 +12,7 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules.arithmetic import as_moments, multiply
+from varprop.rules.normal import cast
 from varprop.rules.ruleset import RuleSet, rule
 from varprop.rules.structural import structural
 
@@ -41,7 +42,7 @@ def average(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.
 @rule(aten.prod.default, aten.prod.dim_int, approximation=None, mixes=True)
 def product(x: Moments, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """Π_i x_i, one factor after the other. Exact."""
-    x = Moments(*(part.flatten() if dim is None else part for part in (x if dtype is None else _cast(x, dtype))))
+    x = Moments(*(part.flatten() if dim is None else part for part in cast(x, dtype)))
     y = functools.reduce(multiply, map(Moments, *(part.unbind(dim or 0) for part in x)))
     return Moments(*(part.unsqueeze(dim or 0) for part in y)) if keepdim else y
 
@@ -49,12 +50,8 @@ def product(x: Moments, dim: int | None = None, keepdim: bool = False, *, dtype:
 @rule(aten.cumprod.default, approximation=None, mixes=True)
 def cumulate_product(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """Running products, one factor after the other. Exact."""
-    factors = map(Moments, *(part.unbind(dim) for part in (x if dtype is None else _cast(x, dtype))))
+    factors = map(Moments, *(part.unbind(dim) for part in cast(x, dtype)))
     return Moments(*(torch.stack(parts, dim) for parts in zip(*itertools.accumulate(factors, multiply), strict=True)))
-
-
-def _cast(x: Moments, dtype: torch.dtype) -> Moments:
-    return Moments(x.mean.to(dtype), x.var.to(dtype))
 
 
 @rule(aten.diff.default, approximation=None, mixes=True)

@@ -19,7 +19,7 @@ from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, negate, subtract
 from varprop.rules.delta import DELTA
 from varprop.rules.maxima import CLARK, largest_over
-from varprop.rules.normal import promote, restore
+from varprop.rules.normal import cast, in_float32, promote, restore
 from varprop.rules.piecewise import absolute
 from varprop.rules.reduction import average, dims_of
 from varprop.rules.ruleset import Rule, RuleSet, rule
@@ -72,13 +72,14 @@ def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
     declare = functools.partial(rule, approximation=root or of_square, mixes=True)
 
     @declare(op.dim, op.correction)
+    @in_float32
     def spread(
         x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
     ) -> Moments:
         """s² = Σ (x − x̄)²/(n − c), or its root; c = 1 by default."""
         count = int(unbiased) if correction is None else correction
-        s = squared_deviation(promote(x, torch.float32), dims_of(x.mean.ndim, dim), keepdim, count, second)
-        return restore(root_of_square(s, second) if root else s, like=x)
+        s = squared_deviation(x, dims_of(x.mean.ndim, dim), keepdim, count, second)
+        return root_of_square(s, second) if root else s
 
     @declare(op.default)
     def overall(x: Moments, unbiased: bool = True) -> Moments:
@@ -115,22 +116,23 @@ def vector_norm_rules(
             return root if ord == 2 or not second else None
         return f"{many}; |x| is taken as Gaussian, too" if math.isinf(ord) else DELTA
 
+    @in_float32
+    def norm(x: Moments, ord: float, dims: list[int], keepdim: bool) -> Any:
+        if ord == 2:
+            return root_of_square(sum_of_squares(x, dims, keepdim, second), second)
+        if ord != 1 and not math.isinf(ord):
+            return _power_norm(x, ord, dims, keepdim) if ord > 1 else NotImplemented
+        size = absolute(x) if second else Moments(x.mean.abs(), x.var)
+        if ord == 1:
+            return Moments(*(part.sum(dims, keepdim) for part in size))
+        return over(size, dims, keepdim) if ord > 0 else negate(over(negate(size), dims, keepdim))
+
     @rule(aten.linalg_vector_norm.default, approximation=of_order, mixes=True)
     def vector_norm(
         x: Moments, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> Any:
         """‖x‖ over dims: √Σ x², Σ |x|, max |x|, min |x|, or (Σ |x|ᵖ)^(1/p) for p > 1."""
-        x = x if dtype is None else Moments(*(part.to(dtype) for part in x))
-        dims, wide = dims_of(x.mean.ndim, dim), promote(x, torch.float32)
-        if ord == 2:
-            return restore(root_of_square(sum_of_squares(wide, dims, keepdim, second), second), like=x)
-        size = absolute(wide) if second else Moments(wide.mean.abs(), wide.var)
-        if ord == 1:
-            return restore(Moments(*(part.sum(dims, keepdim) for part in size)), like=x)
-        if math.isinf(ord):
-            found = over(size, dims, keepdim) if ord > 0 else negate(over(negate(size), dims, keepdim))
-            return restore(found, like=x)
-        return restore(_power_norm(wide, ord, dims, keepdim), like=x) if ord > 1 else NotImplemented
+        return norm(cast(x, dtype), ord, dims_of(x.mean.ndim, dim), keepdim)
 
     @rule(functions.modulus, approximation=root, mixes=True, takes_complex=True)
     def modulus(z: Moments) -> Any:
@@ -173,7 +175,7 @@ def _cosine(second: float) -> Rule:
         if any(part.mean.ndim < -dim or part.mean.size(dim) != full.size(dim) for part in (x, y) if is_random(part)):
             return NotImplemented  # one entry that stands in several places
         whole = (Moments(*(part.expand_as(full) for part in as_moments(each))) for each in (x, y))
-        x, y = (_unit(promote(part, torch.float32), dim, eps, second) for part in whole)
+        x, y = (_unit(promote(part), dim, eps, second) for part in whole)
         c = (x.mean * y.mean).sum(dim, keepdim=True)
         var = (y.mean - c * x.mean).square() * x.var + (x.mean - c * y.mean).square() * y.var
         var = var + second * (x.var * y.var + 0.5 * c * c * (x.var * x.var + y.var * y.var))
