@@ -18,12 +18,8 @@ aten = torch.ops.aten
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
-def _ones(x: Tensor) -> Tensor:
-    return torch.ones_like(x)
-
-
-def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    return aten.elu_backward(_ones(x), alpha, 1.0, 1.0 / alpha, False, x)
+def _elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    return aten.elu_backward(torch.ones_like(x), alpha, scale, input_scale, False, x)
 
 
 def _mish(x: Tensor) -> Tensor:
@@ -68,7 +64,7 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.asinh.default: lambda x: torch.rsqrt(1 + x * x),
     aten.atan.default: lambda x: 1 / (1 + x * x),
     aten.atanh.default: lambda x: 1 / (1 - x * x),
-    aten.celu.default: _celu,
+    aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1.0 / alpha),
     aten.clamp.default: _clamp,
     aten.clamp.Tensor: _clamp,
     aten.clamp_max.Tensor: lambda x, max: _clamp(x, None, max),
@@ -79,45 +75,47 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.cosh.default: torch.sinh,
     aten.deg2rad.default: lambda x: torch.full_like(x, math.pi / 180),
     aten.digamma.default: lambda x: torch.polygamma(1, x),
-    aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: aten.elu_backward(
-        _ones(x), alpha, scale, input_scale, False, x
-    ),
+    aten.elu.default: _elu,
     aten.erf.default: lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x * x),
     aten.erfc.default: lambda x: -2 / math.sqrt(math.pi) * torch.exp(-x * x),
     aten.erfinv.default: lambda x: math.sqrt(math.pi) / 2 * torch.exp(torch.erfinv(x).square()),
     aten.exp.default: torch.exp,
     aten.exp2.default: lambda x: math.log(2) * torch.exp2(x),
     aten.expm1.default: torch.exp,
-    aten.frac.default: lambda x: _ones(x),
-    aten.gelu.default: lambda x, *, approximate="none": aten.gelu_backward(_ones(x), x, approximate=approximate),
+    aten.frac.default: torch.ones_like,
+    aten.gelu.default: lambda x, *, approximate="none": aten.gelu_backward(
+        torch.ones_like(x), x, approximate=approximate
+    ),
     aten.hardshrink.default: lambda x, lambd=0.5: (x.abs() > lambd).to(x.dtype),
     aten.hardsigmoid.default: lambda x: _clamp(x, -3, 3) / 6,
-    aten.hardswish.default: lambda x: aten.hardswish_backward(_ones(x), x),
+    aten.hardswish.default: lambda x: aten.hardswish_backward(torch.ones_like(x), x),
     aten.hardtanh.default: lambda x, min_val=-1.0, max_val=1.0: _clamp(x, min_val, max_val),
     aten.leaky_relu.default: lambda x, negative_slope=0.01: torch.where(x > 0, 1.0, negative_slope).to(x.dtype),
     aten.lgamma.default: torch.digamma,
     aten.log.default: torch.reciprocal,
     aten.log10.default: lambda x: 1 / (math.log(10) * x),
     aten.log2.default: lambda x: 1 / (math.log(2) * x),
-    aten.logit.default: lambda x, eps=None: _logit(x, eps),
+    aten.logit.default: _logit,
     aten.log1p.default: lambda x: 1 / (1 + x),
     aten.log_sigmoid.default: lambda x: torch.sigmoid(-x),
     aten.mish.default: _mish,
-    aten.neg.default: lambda x: -_ones(x),
+    aten.neg.default: lambda x: -torch.ones_like(x),
     aten.pow.Tensor_Scalar: _power,
     aten.rad2deg.default: lambda x: torch.full_like(x, 180 / math.pi),
     aten.reciprocal.default: lambda x: -1 / (x * x),
     aten.relu.default: lambda x: (x > 0).to(x.dtype),
     aten.relu6.default: lambda x: _clamp(x, 0, 6),
     aten.rsqrt.default: lambda x: -0.5 * x.rsqrt() / x,
-    aten.selu.default: lambda x: aten.elu_backward(_ones(x), SELU_ALPHA, SELU_SCALE, 1.0, False, x),
+    aten.selu.default: lambda x: _elu(x, SELU_ALPHA, SELU_SCALE),
     aten.sigmoid.default: lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
     aten.silu.default: lambda x: torch.sigmoid(x) * (1 + x * torch.sigmoid(-x)),
     aten.sin.default: torch.cos,
     aten.sinh.default: torch.cosh,
     aten.sinc.default: _sinc,
     aten.softshrink.default: lambda x, lambd=0.5: (x.abs() > lambd).to(x.dtype),
-    aten.softplus.default: lambda x, beta=1.0, threshold=20.0: aten.softplus_backward(_ones(x), x, beta, threshold),
+    aten.softplus.default: lambda x, beta=1.0, threshold=20.0: aten.softplus_backward(
+        torch.ones_like(x), x, beta, threshold
+    ),
     aten.sqrt.default: lambda x: 0.5 * x.rsqrt(),
     aten.square.default: lambda x: 2 * x,
     aten.tan.default: lambda x: 1 + torch.tan(x) ** 2,
@@ -253,7 +251,7 @@ def differentiate(body: fx.GraphModule, x: Tensor, *constants: Tensor) -> tuple[
     def slope(op: Op, dx: Any, *args: Any, **kwargs: Any) -> Any:
         return UNARY[op](*args, **kwargs) * dx
 
-    return _accumulate(body, (x, *constants), _ones(x), slope, BINARY)
+    return _accumulate(body, (x, *constants), torch.ones_like(x), slope, BINARY)
 
 
 def differences(body: fx.GraphModule, x: Tensor, step: Tensor, *constants: Tensor) -> Tensor:

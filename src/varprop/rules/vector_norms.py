@@ -65,7 +65,7 @@ def root_of_square(s: Moments, second: float) -> Moments:
 GAMMA = "the squared length is taken as a gamma variable: exact for means of 0 and equal variances; error O(1/D)"
 
 
-def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
+def sample_variance_rules(name: str, second: float, root: str | None) -> RuleSet:
     """Rules of ``var``, or of ``std`` where ``root`` says what a root neglects."""
     op, with_mean = getattr(aten, name), getattr(aten, f"{name}_mean")
     of_square = None if second else DELTA
@@ -73,7 +73,7 @@ def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
 
     @declare(op.dim, op.correction)
     @in_float32
-    def spread(
+    def sample_variance(
         x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
     ) -> Moments:
         """s² = Σ (x − x̄)²/(n − c), or its root; c = 1 by default."""
@@ -84,16 +84,16 @@ def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
     @declare(op.default)
     def overall(x: Moments, unbiased: bool = True) -> Moments:
         """Of all entries."""
-        return spread(x, None, unbiased)
+        return sample_variance(x, None, unbiased)
 
     @declare(with_mean.dim, with_mean.correction)
-    def spread_with_mean(
+    def sample_variance_with_mean(
         x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
     ) -> list[Moments]:
         """The same beside the mean."""
-        return [spread(x, dim, unbiased, keepdim, correction=correction), average(x, dim, keepdim)]
+        return [sample_variance(x, dim, unbiased, keepdim, correction=correction), average(x, dim, keepdim)]
 
-    return RuleSet(spread, overall, spread_with_mean)
+    return RuleSet(sample_variance, overall, sample_variance_with_mean)
 
 
 def _power_norm(x: Moments, order: float, dims: list[int], keepdim: bool) -> Moments:
@@ -139,7 +139,7 @@ def vector_norm_rules(
         """√(a² + b²)."""
         return vector_norm(Moments(*map(torch.view_as_real, z)), 2, [-1])
 
-    spreads = spread_rules("var", second, None), spread_rules("std", second, root)
+    spreads = sample_variance_rules("var", second, None), sample_variance_rules("std", second, root)
     return RuleSet(vector_norm, modulus, *spreads, _distances(vector_norm), _cosine(second), name=name)
 
 
