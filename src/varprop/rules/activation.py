@@ -51,29 +51,24 @@ ACTIVATION = RuleSet(
 )
 
 
-def _paper_logistic(mean: Tensor, var: Tensor) -> Moments:
-    """σ(x) ≈ Φ(λx) with λ² = π/8, for the mean and for the variance alike."""
-    beta = torch.sqrt(1 + math.pi / 8 * var)
-    gate = torch.sigmoid(mean / beta)
-    # 1 − 1/β without cancellation
-    return Moments(gate, gate * torch.sigmoid(-mean / beta) * (math.pi / 8 * var / (beta * (1 + beta))))
-
-
 PROBIT = "variance off by 0.8 to 4.4 times for |μ| ≤ 3 and small v, by thousands in the tails"
 
 
 @rule(aten.sigmoid.default, approximation=PROBIT, scaled=True)
 @in_float32
 def paper_sigmoid(x: Moments) -> Moments:
-    """The paper's σ(x): m = σ(μ/β), var = m (1 − m) (1 − 1/β), β² = 1 + λ²v, λ² = π/8."""
-    return _paper_logistic(x.mean, x.var)
+    """The paper's σ(x) ≈ Φ(λx), λ² = π/8: m = σ(μ/β), var = m (1 − m) (1 − 1/β), β² = 1 + λ²v."""
+    beta = torch.sqrt(1 + math.pi / 8 * x.var)
+    gate = torch.sigmoid(x.mean / beta)
+    # 1 − 1/β without cancellation
+    return Moments(gate, gate * torch.sigmoid(-x.mean / beta) * (math.pi / 8 * x.var / (beta * (1 + beta))))
 
 
 @rule(aten.tanh.default, approximation=PROBIT, scaled=True)
 @in_float32
 def paper_tanh(x: Moments) -> Moments:
     """The paper's tanh(x) = 2σ(2x) − 1, from its σ."""
-    y = _paper_logistic(2 * x.mean, 4 * x.var)
+    y = paper_sigmoid(multiply(x, 2.0))
     return Moments(2 * y.mean - 1, 4 * y.var)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varprop.moments import Moments
 from varprop.rules.arithmetic import as_moments, negate
-from varprop.rules.normal import distance, floored, promote, tail
+from varprop.rules.normal import cast, distance, floored, promote, tail
 from varprop.rules.reduction import dims_of
 from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
@@ -36,7 +36,7 @@ def larger(x: Moments, y: Moments) -> Moments:
     x_wins = gap > 0
     above, below = torch.where(x_wins, 1 - outside, outside), torch.where(x_wins, outside, 1 - outside)
     var = (x.var * above + y.var * below - theta2 * small * (small + a)).clamp_min(0)
-    return Moments((torch.where(x_wins, x.mean, y.mean) + theta * small).to(dtype), var.to(dtype))
+    return cast(Moments(torch.where(x_wins, x.mean, y.mean) + theta * small, var), dtype)
 
 
 def fold(x: Moments) -> Moments:
