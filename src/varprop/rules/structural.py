@@ -95,8 +95,10 @@ def dropout(x: Moments, p: float, train: bool) -> Any:
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, approximation=None, takes_complex=True)
 def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
-    """Chosen entries become a value. Exact."""
-    return where(mask, value, x)
+    """Chosen entries become a value of no variance, or a random one. Exact."""
+    if not is_random(x) or is_random(value):
+        return where(mask, value, x)
+    return Moments(x.mean.masked_fill(mask, value), x.var.masked_fill(mask, 0.0))
 
 
 @rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, approximation=None, takes_complex=True)
