@@ -143,7 +143,9 @@ def _module_rules(declare: Callable[..., Any], rms_normalize: Rule, standardize:
         """LayerNorm's rule over the positions of each channel; with running statistics, BatchNorm's."""
         if not use_input_stats:
             return batch_norm(x, weight, bias, running_mean, running_var, 0.0, eps)[0]
-        return group_norm(x, mean_of(x).shape[1], weight, bias, eps)
+        ndim = mean_of(x).ndim
+        normed = standardize(x, tuple(range(2, ndim)), eps)
+        return scale_and_shift(normed, per_channel(weight, ndim), per_channel(bias, ndim))
 
     return [layer_norm, rms_norm, group_norm, instance_norm]
 
