@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
@@ -100,11 +100,7 @@ class _Call:
 
     def run(self, value: Callable[[Moments], Tensor]) -> Any:
         """The op's own result, with a value in the place of every random argument."""
-
-        def fill(leaf: Any) -> Any:
-            return value(leaf) if is_random(leaf) else leaf
-
-        args, kwargs = tree_map(fill, (self.args, self.kwargs), is_leaf=is_random)
+        args, kwargs = tree_map_only(Moments, value, (self.args, self.kwargs), is_leaf=is_random)
         return self.op(*args, **kwargs)
 
     def random(self) -> list[Moments]:

@@ -6,7 +6,7 @@ import torch
 import varprop as vp
 from tests.kernels.places import DEVICE, DTYPES, with_triton
 from tests.kernels.test_tiles import CHECKS, close
-from tests.rules.test_products import Block
+from tests.rules.test_factored import Block
 from varprop.graph import lift
 from varprop.kernels import activations, pointwise, tokens
 from varprop.rules.gelu import gelu

@@ -224,6 +224,11 @@ def linear() -> Iterator[Case]:
     yield Affine(aten.einsum.default, ("ij,jk", [a, b]), note="implicit")
     yield Affine(aten.einsum.default, ("...i,ki->...k", [s.random(2, 3, 4), s.constant(3, 4)]), note="ellipsis")
     yield Affine(aten.einsum.default, ("ijk->ki", [s.random(2, 3, 4)]), note="one operand")
+    # Σ_k x_j y_jk = x_j Σ_k y_jk: an entry that is summed several times counts once.
+    yield Affine(aten.einsum.default, ("j,jk->", [s.random(3), s.random(3, 2)]), note="a sum in one operand")
+    yield Affine(aten.einsum.default, ("...j,j->j", [s.random(2, 3), s.random(3)]), note="a sum over the ellipsis")
+    yield Affine(aten.einsum.default, ("bi,ji->bj", [s.random(2, 1), s.random(3, 4)]), note="a size of 1")
+    yield Affine(aten.einsum.default, ("...i,ji->...j", [s.random(2, 3), s.random(4, 1)]), note="ellipsis, size of 1")
 
 
 def convolution() -> Iterator[Case]:
@@ -325,10 +330,8 @@ def activation() -> Iterator[Case]:
     # Linearised: by half the curvature the mean is off, by 0.75 √v/μ of the deviation at most (rsqrt, reciprocal: 1).
     away = s.random(4, 5, mean=4.0, spread=0.3, var=0.005)
     narrow = {"bias": (0.03, 0.01), "mean_scales": (1.0, 1e3), "var_scales": (1e-8, 1e-3, 1.0, 10.0)}
-    for op in (aten.log.default, aten.log1p.default, aten.reciprocal.default, aten.rsqrt.default, aten.sqrt.default):
-        yield Case(op, (away,), **narrow)
-    for op in (aten.log2.default, aten.log10.default):
-        yield Case(op, (away,), **narrow)
+    for op in (aten.log, aten.log1p, aten.log2, aten.log10, aten.reciprocal, aten.rsqrt, aten.sqrt):
+        yield Case(op.default, (away,), **narrow)
     within = s.random(4, 5, mean=0.3, spread=0.05, var=1e-4)
     in_domain = {"bias": (0.04, 0.01), "mean_scales": (1.0,), "var_scales": (1e-8, 1e-3, 1.0)}
     for op in (aten.acos, aten.asin, aten.atanh, aten.erfinv, aten.logit, aten.tan):
@@ -342,10 +345,6 @@ def activation() -> Iterator[Case]:
     yield Case(aten.frac.default, (within,), **in_domain)
     yield Case(aten.glu.default, (s.random(3, 6),), **bounded)
     yield Case(aten.glu.default, (s.random(4, 3), 0), **bounded, note="dim 0")
-
-
-def chain(function: Callable[..., Any]) -> fx.GraphModule:
-    return fx.symbolic_trace(function)
 
 
 def written_out() -> Iterator[Case]:
@@ -373,11 +372,11 @@ def written_out() -> Iterator[Case]:
         group = torch.searchsorted(offsets, torch.arange(x.shape[-2]), right=True)
         return (x.unsqueeze(-2) @ weight[..., group, :, :]).squeeze(-2)
 
-    yield Case(functions.elementwise, (chain(tanh_gelu), x), samples=40_000, note="tanh-GELU")
-    yield Case(functions.elementwise, (chain(gated), x, c), samples=40_000, note="gated")
-    yield Affine(functions.elementwise, (chain(affine), x, c, d), note="affine")
-    yield Affine(functions.elementwise, (chain(itself_twice), x), note="x + 2x + x")
-    yield Case(functions.elementwise, (chain(square), x, c), samples=40_000, note="x (x + c)")
+    yield Case(functions.elementwise, (fx.symbolic_trace(tanh_gelu), x), samples=40_000, note="tanh-GELU")
+    yield Case(functions.elementwise, (fx.symbolic_trace(gated), x, c), samples=40_000, note="gated")
+    yield Affine(functions.elementwise, (fx.symbolic_trace(affine), x, c, d), note="affine")
+    yield Affine(functions.elementwise, (fx.symbolic_trace(itself_twice), x), note="x + 2x + x")
+    yield Case(functions.elementwise, (fx.symbolic_trace(square), x, c), samples=40_000, note="x (x + c)")
     yield Affine(functions.spread, (s.random(2, 6), [2, 2, 4], [6, 2, 1]))
     yield Affine(functions.grouped_matmul, (rows_by_group, s.random(4, 3), s.random(3, 3, 2), torch.tensor([1, 1, 4])))
     yield Affine(functions.residual_linear, (s.random(2, 5), s.random(5, 5), s.random(5)))
@@ -542,29 +541,17 @@ def reduction() -> Iterator[Case]:
     for overload in (getattr(aten, name) for name in comparisons):
         yield Certain(overload.Scalar, (x, 0.0))
         yield Certain(overload.Tensor, (x, s.random(3, 1)))
-    for op in (aten.argmax.default, aten.argmin.default):
-        yield Certain(op, (x, 1))
-        yield (
-            Certain(aten.argsort.default, (x, 1))
-            if op is aten.argmax.default
-            else Certain(aten.argsort.stable, (x,), {"stable": True, "dim": 1})
-        )
+    for op in (aten.argmax, aten.argmin, aten.argsort):
+        yield Certain(op.default, (x, 1))
+    yield Certain(aten.argsort.stable, (x,), {"stable": True, "dim": 1})
     yield Certain(aten.floor_divide.default, (x, 0.3))
-    for op in (aten.sgn, aten.signbit, aten.isinf, aten.logical_not, aten.all, aten.any, aten.zero):
-        yield Certain(op.default, (x,))
     for op in (aten.logical_and, aten.logical_or, aten.logical_xor):
         yield Certain(op.default, (x, s.constant(5)))
     for op in (aten.all, aten.any):
         yield Certain(op.dim, (x, 1))
     for op in (
-        aten.trunc,
-        aten.ceil,
-        aten.floor,
-        aten.round,
-        aten.isfinite,
-        aten.isnan,
-        aten.ones_like,
-        aten.zeros_like,
+        *(aten.all, aten.any, aten.ceil, aten.floor, aten.isfinite, aten.isinf, aten.isnan, aten.logical_not),
+        *(aten.ones_like, aten.round, aten.sgn, aten.signbit, aten.trunc, aten.zero, aten.zeros_like),
     ):
         yield Certain(op.default, (x,))
     yield Certain(aten.full_like.default, (x, 2.0))

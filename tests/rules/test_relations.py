@@ -209,12 +209,6 @@ def test_gradients_of_the_maximum_are_right_at_a_tie(var):
     torch.testing.assert_close(float(slope), (var[0] - var[1]) / math.sqrt(2 * math.pi * max(sum(var), 1e-16)))
 
 
-def test_ends_of_the_maximums_gradients():
-    x, y = SOURCE.random(7, var=1.0), SOURCE.random(7, var=1.0)
-    inputs = [part.clone().requires_grad_() for part in (*x, *y)]
-    assert torch.autograd.gradcheck(lambda a, b, c, d: tuple(maximum(Moments(a, b), Moments(c, d))), inputs)
-
-
 # --- norms ---------------------------------------------------------------------------------------
 
 
@@ -227,7 +221,7 @@ def test_norms_agree(rules):
     assert_equal(apply(aten.group_norm.default, X, 1, rules=rules), over_all)
     assert_equal(apply(functions.standardize, X, (1, 2, 3), 1e-5, rules=rules), over_all)
     by_channel = apply(aten.instance_norm.default, X, None, None, None, None, True, 0.1, 1e-5, False, rules=rules)
-    assert_equal(apply(aten.group_norm.default, X, 6, rules=rules), by_channel)
+    assert_equal(apply(functions.standardize, X, (2, 3), 1e-5, rules=rules), by_channel)
     rms = apply(aten.rms_norm.default, X, [4, 5], None, 1e-6, rules=rules)
     assert_equal(apply(functions.rms_normalize, X, (2, 3), 1e-6, rules=rules), rms)
 
@@ -259,39 +253,6 @@ def test_a_random_epsilon_counts_with_its_mean():
 
 
 # --- two ways of writing one function ------------------------------------------------------------
-
-
-def test_linear_layers_agree():
-    x, weight, bias = SOURCE.random(3, 4), SOURCE.random(5, 4), SOURCE.random(5)
-    expected = apply(aten.linear.default, x, weight, bias)
-    turned = apply(aten.t.default, weight)
-    assert_equal(apply(aten.addmm.default, bias, x, turned), expected)
-    assert_equal(apply(aten.add.Tensor, apply(aten.mm.default, x, turned), bias), expected)
-    assert_equal(apply(aten.add.Tensor, apply(aten.einsum.default, "bi,ki->bk", [x, weight]), bias), expected)
-    image, kernel = apply(aten.view.default, x, [3, 4, 1, 1]), apply(aten.view.default, weight, [5, 4, 1, 1])
-    assert_equal(apply(aten.view.default, apply(aten.conv2d.default, image, kernel, bias), [3, 5]), expected)
-
-
-def test_a_residual_around_a_linear_layer_is_a_linear_layer():
-    x, weight, bias = SOURCE.random(3, 4), SOURCE.random(4, 4), SOURCE.random(4)
-    shifted = Moments(weight.mean + torch.eye(4), weight.var)
-    assert_equal(apply(functions.residual_linear, x, weight, bias), apply(aten.linear.default, x, shifted, bias))
-
-
-def test_averages_agree():
-    mean = apply(aten.mean.dim, X, [2, 3], True)
-    assert_equal(apply(aten.adaptive_avg_pool2d.default, X, [1, 1]), mean)
-    assert_equal(apply(aten.avg_pool2d.default, X, [4, 5]), mean)
-    assert_equal(apply(aten.div.Scalar, apply(aten.sum.dim_IntList, X, [2, 3], True), 20.0), mean)
-    running = apply(aten.cumsum.default, X, 3)
-    assert_equal(apply(aten.select.int, running, 3, -1), apply(aten.sum.dim_IntList, X, [3]))
-
-
-def test_embedding_is_a_gather_of_rows():
-    table, rows = SOURCE.random(5, 3), torch.tensor([4, 1, 4])
-    assert_equal(apply(aten.embedding.default, table, rows), apply(aten.index_select.default, table, 0, rows))
-    one_hot = torch.nn.functional.one_hot(rows, 5).double()
-    assert_equal(apply(aten.matmul.default, one_hot, table), apply(aten.embedding.default, table, rows))
 
 
 @pytest.mark.parametrize("rules", [CVP, STREAMLINING], ids=lambda rules: rules.name)
@@ -329,13 +290,6 @@ def test_a_straight_chain_keeps_its_slope_beside_large_constants(rules):
     torch.testing.assert_close(y.var, torch.full((3,), 4e-6))
 
 
-def test_linear_ops_commute_with_permutations():
-    order = torch.tensor([2, 0, 1])
-    x, weight = SOURCE.random(4, 3), SOURCE.random(5, 3)
-    turned = [apply(aten.index_select.default, part, 1, order) for part in (x, weight)]
-    assert_equal(apply(aten.linear.default, *turned), apply(aten.linear.default, x, weight))
-
-
 def test_max_pooling_is_the_largest_at_the_mean():
     x = SOURCE.random(2, 3, 4, 2)
     pooled = apply(aten.max_pool2d.default, x, [4, 2])
@@ -370,28 +324,10 @@ def vector(*shape: int) -> Moments:
     [
         (aten.einsum.default, ("i,i,i->", [vector(3), vector(3), vector(3)])),
         (aten.einsum.default, ("ii,j", [vector(3, 3), vector(2)])),
-        (aten.einsum.default, ("...j,j->j", [vector(2, 3), vector(3)])),
+        (aten.einsum.default, ("...j,...j->j", [vector(2, 3), vector(3)])),
         (aten.dropout.default, (vector(3), 0.1, True)),
     ],
-    ids=[
-        "three operands",
-        "a trace",
-        "a sum over the ellipsis",
-        "training",
-    ],
+    ids=["three operands", "a trace", "a sum over the ellipsis", "training"],
 )
 def test_declined(op, args):
     assert CVP[op](*args) is NotImplemented
-
-
-@pytest.mark.parametrize(("equation", "shapes"), [("j,jk->", [(3,), (3, 2)]), ("bi,ji->bj", [(2, 1), (3, 4)])])
-def test_an_entry_that_is_summed_several_times_counts_once(equation, shapes):
-    """Σ_k x_j y_jk = x_j Σ_k y_jk, and a size of 1 stands for all."""
-    x, y = (vector(*shape) for shape in shapes)
-    found = vp.CVP[aten.einsum.default](equation, [x, y])
-    summed = Moments(y.mean.sum(-1), y.var.sum(-1))
-    expected = vp.CVP[aten.einsum.default]("j,j->" if equation.startswith("j") else "bi,j->bj", [x, summed])
-    if equation.startswith("b"):
-        expected = vp.CVP[aten.mul.Tensor](x, Moments(summed.mean[None], summed.var[None]))
-    torch.testing.assert_close(found.mean, expected.mean)
-    torch.testing.assert_close(found.var, expected.var)

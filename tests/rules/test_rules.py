@@ -1,13 +1,15 @@
 """Every rule: against an exact reference or samples, in float32 against float64, without variance, in its gradients."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import varprop as vp
 from tests.rules.cases import CASES, PAIRS, Case, Kind
-from tests.rules.multilinear import exact_variances
 from varprop.moments import Moments, is_random
 from varprop.rules import functions
 from varprop.rules.ruleset import op_name
@@ -100,6 +102,38 @@ def test_a_result_without_variance_is_the_ops_own(rules, case):
     for got, own in zip(case.apply(rules), case.at_mean().run(), strict=True):
         assert not is_random(got)
         torch.testing.assert_close(got, own, rtol=0, atol=0, equal_nan=True)
+
+
+def exact_variances(case: Case, wanted: list[int]) -> list[Tensor]:
+    """Of the op's own results at the places ``wanted``, which are affine in each random argument: by differences."""
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(values)
+        results = case.change(lambda leaf: next(rest) if is_random(leaf) else leaf).run()
+        return tuple(results[place] for place in wanted)
+
+    return list(_variance(function, case.random()))
+
+
+def _variance(function: Callable[..., tuple[Tensor, ...]], blocks: list[Moments]) -> tuple[Tensor, ...]:
+    """Var[f(A, …)] = Var[f(μ_A, …)] + Σ_i v_i (E[∂f/∂A_i]² + Var[∂f/∂A_i]), blocks independent, f affine in each."""
+    if not blocks:
+        return tuple(torch.zeros_like(part) for part in function())
+    first, *rest = blocks
+    size = first.mean.numel()
+
+    def contribution(unit: Tensor) -> tuple[Tensor, ...]:
+        def slope(*values: Tensor) -> tuple[Tensor, ...]:
+            ends = (function(first.mean + sign * unit, *values) for sign in (0.5, -0.5))
+            return tuple(after - before for after, before in zip(*ends, strict=True))
+
+        at_mean = slope(*(block.mean for block in rest))
+        return tuple(a * a + b for a, b in zip(at_mean, _variance(slope, rest), strict=True))
+
+    units = torch.eye(size, dtype=torch.float64).reshape(size, *first.mean.shape)
+    squares = torch.vmap(contribution)(units)
+    of_rest = _variance(lambda *values: function(first.mean, *values), rest)
+    return tuple(a + torch.tensordot(first.var.flatten(), b, 1) for a, b in zip(of_rest, squares, strict=True))
 
 
 @each(Kind.AFFINE)

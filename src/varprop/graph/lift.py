@@ -21,9 +21,8 @@ from varprop.kernels.activations import activate
 from varprop.kernels.launch import runs_on
 from varprop.kernels.tokens import FUSED
 from varprop.moments import Factored, Moments, is_random, multiplied_out
-from varprop.rules.forms import in_forms
-from varprop.rules.ruleset import Rule, RuleSet
-from varprop.rules.terms import products_of
+from varprop.rules.factorization import products_of
+from varprop.rules.ruleset import Rule, RuleSet, with_backend
 
 aten = torch.ops.aten
 
@@ -67,7 +66,8 @@ class _Lifter:
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
         self.captured, self.tensors, self.graph = captured, tensors, fx.Graph()
         self.kernels = KernelChoice(tensors.pointwise, runs_on(tensors.device))
-        self.interpreter = Interpreter(captured, in_forms(rules, FUSED) if self.kernels.accelerated else rules, tensors)
+        rules_used = with_backend(rules, FUSED) if self.kernels.accelerated else rules
+        self.interpreter = Interpreter(captured, rules_used, tensors)
         for node in self.interpreter.scale_names:
             self.kernels.prepare(node, rules[node.target])  # type: ignore[index]
         self.traces = TraceCache(self.graph, fake_mode_of(captured.graph), tensors.constant)

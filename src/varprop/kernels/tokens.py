@@ -15,10 +15,10 @@ from varprop.kernels.launch import LONGEST_ROW, at_least_16, attempt, on, tile, 
 from varprop.kernels.recompute import registered
 from varprop.kernels.rows import tile_for
 from varprop.moments import Factored, Moments, is_random, mean_of
-from varprop.rules import attention, products
-from varprop.rules.factor import LEAST
-from varprop.rules.forms import Apply, Forms
-from varprop.rules.terms import tokens_of
+from varprop.rules import attention, factored_layers
+from varprop.rules.factored_layers import Apply
+from varprop.rules.factorization import LEAST, tokens_of
+from varprop.rules.ruleset import Backend
 
 TILE = 8, 256, 2  # rows, columns, warps
 MOST_SUMS, MOST_TERMS = 16, 512
@@ -205,7 +205,7 @@ def _contract_form(
     apply: Apply, x: Any, by_var: Tensor | None, by_square: Tensor | None, ones: bool, feature: int
 ) -> Tensor:
     if feature != -1:
-        return products.contract(apply, x, by_var, by_square, ones, feature)
+        return factored_layers.contract(apply, x, by_var, by_square, ones, feature)
     other, by = (x.var, by_var) if isinstance(x, Moments) and by_var is not None else (None, None)
     if isinstance(x, Factored) and by_var is not None:
         if (found := tokens_of(x)) is None:
@@ -218,8 +218,8 @@ def _contract_form(
 def _normalize_form(x: Factored, weight: Any, bias: Any, eps: Any, *, centred: bool) -> Any:
     found = tokens_of(x)
     if found is None or not isinstance(eps, float):
-        return products.normalize(x, weight, bias, eps, centred=centred)
-    vectors = products.centred_var(found[1]) if centred else found[1]
+        return factored_layers.normalize(x, weight, bias, eps, centred=centred)
+    vectors = factored_layers.centred_var(found[1]) if centred else found[1]
     noise = weight.var if is_random(weight) else None
     mean, numbers, *_ = torch.ops.varprop.token_norm(
         x.mean, found[0], vectors.sum(-1), mean_of(weight), noise, mean_of(bias), eps, centred, is_random(bias),
@@ -239,7 +239,7 @@ def _attend_form(query: Tensor, key: Tensor, value: Any, *args: Any, **kwargs: A
     return Moments(*torch.ops.varprop.attention(*arguments_of(query.shape[-1], query, key, value, *args, **kwargs)))
 
 
-FUSED = Forms(spread_form, _contract_form, _normalize_form, _attend_form)
+FUSED = Backend(spread_form, _contract_form, _normalize_form, _attend_form)
 
 CALLS = {
     torch.ops.varprop.contract.default: contracted,

@@ -1,4 +1,23 @@
-"""One rule per op. A rule set is a value: change it with ``|`` and ``replace``."""
+"""One rule per op. A rule set is a value: change it with ``|`` and ``replace``.
+
+Where the rule of an op is, by what the op does:
+
+arithmetic      sums, products, quotients, remainders
+linear          linear layers, matrix products, convolutions, einsum
+attention       scaled dot-product attention, softmax, log-sum-exp
+normalization   norms by input statistics and by running ones
+vector_norms    vector norms, distances, cosines, variances and deviations of samples
+reduction       sums, means and products over dims, scattered sums, bags of embeddings
+maxima          maxima, minima, sorting, medians
+pooling         pooling, interpolation, sampling at positions
+fourier         Fourier transforms, complex numbers
+structural      ops that move or copy entries; comparisons and rounding, where variance ends
+activation      all activations, by their files: piecewise (ReLU, clamp, Hardswish …), gelu, logistic (sigmoid, tanh,
+                SiLU, softplus), exponential_linear (ELU and its kin), elementary (exp, sin, powers, Mish …)
+delta           what has no moments, or several arguments, linearised: log, acos, atan2, hypot …
+streamlining    the baseline's rules for activations, norms and maxima
+factored_*      FACTORED's rules for layers and for ops that move entries
+"""
 
 from __future__ import annotations
 
@@ -9,41 +28,35 @@ from varprop.rules import streamlining
 from varprop.rules.activation import ACTIVATION
 from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
-from varprop.rules.composite import COMPOSITE
+from varprop.rules.delta import LINEARISED
+from varprop.rules.factored_layers import layers
+from varprop.rules.factored_structural import REARRANGING
 from varprop.rules.fourier import FOURIER
-from varprop.rules.grid import GRID
-from varprop.rules.length import LENGTH
 from varprop.rules.linear import LINEAR
+from varprop.rules.maxima import MAXIMA, ORDER
 from varprop.rules.normalization import NORMALIZATION, batch_norm
-from varprop.rules.order import ORDER
-from varprop.rules.partial import PARTIAL_TANGENTS
-from varprop.rules.pooling import MAX_POOLING, POOLING
-from varprop.rules.products import layers
-from varprop.rules.rearranging import REARRANGING
-from varprop.rules.reduction import MAXIMA, REDUCTION
+from varprop.rules.pooling import POOLING
+from varprop.rules.reduction import REDUCTION
 from varprop.rules.ruleset import Rule, RuleSet, rule
-from varprop.rules.scatter import SCATTER
-from varprop.rules.structural import STRUCTURAL
+from varprop.rules.structural import DECISIONS, STRUCTURAL
+from varprop.rules.vector_norms import VECTOR_NORMS
 
 CVP = RuleSet(
     ARITHMETIC,
     LINEAR,
     ACTIVATION,
     NORMALIZATION,
-    LENGTH,
+    VECTOR_NORMS,
     batch_norm,
     ATTENTION,
     REDUCTION,
     MAXIMA,
     POOLING,
-    MAX_POOLING,
     STRUCTURAL,
-    SCATTER,
+    DECISIONS,
     FOURIER,
-    GRID,
     ORDER,
-    PARTIAL_TANGENTS,
-    COMPOSITE,
+    LINEARISED,
     name="CVP",
 )
 """The paper's rules: exact activation moments, expectation-based normalisation."""
@@ -51,7 +64,7 @@ CVP = RuleSet(
 STREAMLINING = CVP.replace(
     streamlining.ACTIVATION,
     streamlining.NORMALIZATION,
-    streamlining.LENGTH,
+    streamlining.VECTOR_NORMS,
     streamlining.MAXIMA,
     name="STREAMLINING",
 )

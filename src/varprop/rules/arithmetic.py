@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.ruleset import Rule, RuleSet, rule
+from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
 
@@ -128,16 +128,13 @@ def divide_and_round(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any
     return torch.div(mean_of(x), mean_of(y), rounding_mode=rounding_mode)
 
 
-JUMPS = "exact while no value crosses a multiple of the divisor"
-
-
-def _remainder(op: Callable[..., Tensor]) -> Rule:
-    @rule(op, approximation=JUMPS)
-    def remainder(x: Any, y: Any) -> Any:
-        """x − n y at the means' n: the slope is 1."""
-        return NotImplemented if is_random(y) or not is_random(x) else expanded(op(x.mean, y), x.var)
-
-    return remainder
+@rule_for_each(
+    *(aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar, aten.fmod.Tensor),
+    approximation="exact while no value crosses a multiple of the divisor",
+)
+def remainder(op: Op, x: Any, y: Any) -> Any:
+    """x − n y at the means' n: the slope is 1."""
+    return NotImplemented if is_random(y) or not is_random(x) else expanded(op(x.mean, y), x.var)
 
 
 @rule(aten.addcmul.default, approximation=None)
@@ -158,15 +155,7 @@ def interpolate_linearly(x: Any, y: Any, weight: Any) -> Any:
 
 
 ARITHMETIC = RuleSet(
-    add,
-    subtract,
-    reverse_subtract,
-    negate,
-    multiply,
-    divide,
-    divide_and_round,
-    *map(_remainder, (aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar, aten.fmod.Tensor)),
-    add_product,
-    interpolate_linearly,
+    *(add, subtract, reverse_subtract, negate, multiply, divide, divide_and_round, remainder),
+    *(add_product, interpolate_linearly),
     name="arithmetic",
 )

@@ -1,4 +1,4 @@
-"""Attention: the map comes from means only, the values carry the variance."""
+"""Attention and softmax: the map comes from means only, the values carry the variance."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
-from varprop.rules.arithmetic import as_moments
-from varprop.rules.normal import promote, restore
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+from varprop.rules.normal import cast, in_float32, promote
+from varprop.rules.ruleset import RuleSet, rule, rule_for_each
+from varprop.rules.structural import at_mean
 
 aten = torch.ops.aten
-
 
 MAP = "the attention map is computed from means and taken as fixed"
 
@@ -68,51 +67,30 @@ def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return aten._safe_softmax.default(masked, -1)
 
 
-def _softmax_rule(op: Op) -> Rule:
-    @rule(op, approximation="the variance is dropped, as for every attention map", mixes=True)
-    def softmax(x: Moments, *args: Any, **kwargs: Any) -> Tensor:
-        """softmax(μ)."""
-        return op(x.mean, *args, **kwargs)
-
-    return softmax
+softmax = rule_for_each(
+    *(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default),
+    approximation="the variance is dropped, as for every attention map",
+    mixes=True,
+)(at_mean)
 
 
 @rule(aten.log_softmax.int, approximation="linearised at the mean", mixes=True)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | None = None) -> Moments:
     """log softmax(x) with p = softmax(μ): Σ_i = (1 − 2p_i) v_i + Σ_j p_j² v_j."""
-    like = x if dtype is None else Moments(*(part.to(dtype) for part in x))
-    x = promote(like, torch.float32)
-    mean = x.mean.log_softmax(dim)
-    p, v = mean.exp(), x.var
+    wide = promote(cast(x, dtype))
+    mean = wide.mean.log_softmax(dim)
+    p, v = mean.exp(), wide.var
     # (1 − p)² v + the rest of the sum keeps every term ≥ 0.
     var = (1 - p) ** 2 * v + ((p * p * v).sum(dim, keepdim=True) - p * p * v).clamp_min(0)
-    return restore(Moments(mean, var), like)
+    return cast(Moments(mean, var), dtype or x.mean.dtype)
 
 
 @rule(aten.logsumexp.default, approximation="linearised at the mean", mixes=True)
+@in_float32
 def logsumexp(x: Moments, dim: list[int], keepdim: bool = False) -> Moments:
     """log Σ exp x with p = softmax(μ): Σ = Σ_j p_j² v_j."""
-    wide = promote(x, torch.float32)
-    p = (wide.mean - wide.mean.logsumexp(dim, keepdim=True)).exp()
-    var = (p * p * wide.var).sum(dim, keepdim=keepdim)
-    return restore(Moments(wide.mean.logsumexp(dim, keepdim=keepdim), var), like=x)
+    p = (x.mean - x.mean.logsumexp(dim, keepdim=True)).exp()
+    return Moments(x.mean.logsumexp(dim, keepdim=keepdim), (p * p * x.var).sum(dim, keepdim=keepdim))
 
 
-@rule(aten.logaddexp.default, approximation="linearised at the mean")
-def logaddexp(x: Any, y: Any) -> Moments:
-    """log(eˣ + eʸ) with p = σ(μx − μy): Σ = p² v_x + (1 − p)² v_y."""
-    like = x if is_random(x) else y
-    x, y = (promote(as_moments(part), torch.float32) for part in (x, y))
-    mean = torch.logaddexp(x.mean, y.mean)
-    p, rest = ((part.mean - mean).exp().nan_to_num(0.0) for part in (x, y))  # −∞ in both is a mask
-    return restore(Moments(mean, p * p * x.var + rest * rest * y.var), like)
-
-
-ATTENTION = RuleSet(
-    attention,
-    *map(_softmax_rule, (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)),
-    log_softmax,
-    logsumexp,
-    logaddexp,
-    name="attention",
-)
+ATTENTION = RuleSet(attention, softmax, log_softmax, logsumexp, name="attention")

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Moments
-from varprop.rules.asymptote import by_width
 from varprop.rules.derivative import SELU_ALPHA, SELU_SCALE
-from varprop.rules.normal import BEYOND, at_least, distance, expm1, floored, pdf
+from varprop.rules.normal import BEYOND, distance, expm1, floored, in_float32, pdf
+from varprop.rules.quadrature import by_width
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
 
 
 @rule(aten.elu.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def elu(x: Moments, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Moments:
     """scale·x for x > 0, scale·α (e^(cx) − 1) below, c = input_scale.
 

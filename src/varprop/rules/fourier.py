@@ -18,7 +18,7 @@ from varprop.rules.ruleset import RuleSet, rule
 aten = torch.ops.aten
 
 
-def _squared(real: Tensor, imag: Tensor | float, dims: list[int], count: Any, norm: int) -> tuple[Tensor, Tensor]:
+def _squared(real: Tensor, imag: Tensor | float, dims: list[int], norm: int) -> tuple[Tensor, Tensor]:
     """Variances of the parts of Σ_n z_n e^(±iθ), θ = 2π Σ_d k_d n_d/N_d, given those of the parts of z:
 
     Σ_n (v_r cos² θ + v_i sin² θ) = S + D_2k        Σ_n (v_r sin² θ + v_i cos² θ) = S − D_2k
@@ -29,26 +29,23 @@ def _squared(real: Tensor, imag: Tensor | float, dims: list[int], count: Any, no
     for dim in dims:
         places = torch.arange(real.shape[dim], device=real.device)
         swing = swing.index_select(dim, 2 * places % real.shape[dim])
+    count = math.prod(real.shape[dim] for dim in dims)
     divisor = (1, count, count * count)[norm]  # none, √N, N
     return (middle + swing).clamp(min=0) / divisor, (middle - swing).clamp(min=0) / divisor
-
-
-def _count(x: Tensor, dims: list[int]) -> Any:
-    return math.prod(x.shape[dim] for dim in dims)
 
 
 @rule(aten._fft_r2c.default, approximation=None, mixes=True)
 def transform_real(x: Moments, dim: list[int], normalization: int, onesided: bool) -> Moments:
     """The transform of real numbers, or the half of it that has no copies. Exact for each part."""
     mean = aten._fft_r2c.default(x.mean, dim, normalization, onesided)
-    var = torch.complex(*_squared(x.var, 0.0, dim, _count(x.var, dim), normalization))
+    var = torch.complex(*_squared(x.var, 0.0, dim, normalization))
     return Moments(mean, var.narrow(dim[-1], 0, mean.shape[dim[-1]]))
 
 
 @rule(aten._fft_c2c.default, approximation=None, mixes=True, takes_complex=True)
 def transform(x: Moments, dim: list[int], normalization: int, forward: bool) -> Moments:
     """The transform of complex numbers, or its inverse. Exact for each part."""
-    parts = _squared(x.var.real, x.var.imag, dim, _count(x.var, dim), normalization)
+    parts = _squared(x.var.real, x.var.imag, dim, normalization)
     return Moments(aten._fft_c2c.default(x.mean, dim, normalization, forward), torch.complex(*parts))
 
 
@@ -64,7 +61,7 @@ def inverse_to_real(x: Moments, dim: list[int], normalization: int, last_dim_siz
     padding = [0, 0] * ((-last - 1) % x.var.ndim) + [0, last_dim_size - x.var.shape[last]]
     padded = torch.view_as_real(weighted)
     padded = torch.nn.functional.pad(padded, [0, 0, *padding])
-    return Moments(mean, _squared(padded[..., 0], padded[..., 1], dim, _count(mean, dim), normalization)[0])
+    return Moments(mean, _squared(padded[..., 0], padded[..., 1], dim, normalization)[0])
 
 
 @rule(aten._conj.default, aten.conj_physical.default, approximation=None, takes_complex=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments
-from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder
 from varprop.rules.normal import FLOOR, distance, expm1, is_coarse, promote, restore, tail
+from varprop.rules.quadrature import by_width, nodes, ramp_and_remainder
 from varprop.rules.ruleset import rule
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
     Computed to within 2e-4 of the variance (relative), of the tanh form within 5e-4. In 16 bits, which round to 4e-3,
     the series is used for v < 0.35 and ends at k = 4, with weights for that: within 5e-5 of v.
     """
-    wide, coarse = promote(x, torch.float32), is_coarse(x.mean.dtype)
+    wide, coarse = promote(x), is_coarse(x.mean.dtype)
     if approximate == "tanh":
         y = by_width(wide, WIDE, _narrow_tanh, lambda x: ramp_and_remainder(x, TANH_REMAINDER))
     elif approximate == "none":

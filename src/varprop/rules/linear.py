@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
-from varprop.rules.arithmetic import add, as_moments, bilinear, expanded, multiply, second_moment
-from varprop.rules.forms import Forms
-from varprop.rules.ruleset import Rule, RuleSet, rule
+from varprop.rules.arithmetic import add, as_moments, bilinear, expanded, is_complex, multiply, second_moment
+from varprop.rules.ruleset import Backend, Op, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
 
@@ -31,11 +30,11 @@ def affine(op: Callable[..., Tensor], x: Any, weight: Any, bias: Any = None) -> 
 
 
 @rule(aten.linear.default, approximation=None, mixes=True)
-def linear(x: Any, weight: Any, bias: Any = None, *, forms: Forms | None = None) -> Any:
+def linear(x: Any, weight: Any, bias: Any = None, *, backend: Backend | None = None) -> Any:
     """y = W x + b: Σ = E[W²] Σx + Σ_W μx² + Σ_b. Exact."""
-    if forms is None or not (is_random(x) and is_random(weight)):
+    if backend is None or not (is_random(x) and is_random(weight)):
         return affine(F.linear, x, weight, bias)
-    var = forms.spread(*x, second_moment(weight), weight.var, bias.var if is_random(bias) else None)
+    var = backend.spread(*x, second_moment(weight), weight.var, bias.var if is_random(bias) else None)
     return Moments(F.linear(x.mean, weight.mean, mean_of(bias)), var)
 
 
@@ -51,29 +50,47 @@ def add_matmul(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float 
     return add(bias if beta == 1 else multiply(bias, beta), product, alpha=alpha)
 
 
-def _convolution(op: Callable[..., Tensor]) -> Rule:
-    @rule(op, approximation=None, mixes=True)
-    def convolution(x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """y = W ∗ x + b: the linear layer's rule. Exact."""
-        if bias is None or not is_random(bias) or is_random(x) or is_random(weight):
-            return affine(lambda x, w, b: op(x, w, b, *args, **kwargs), x, weight, bias)
-        channels = (-1, *[1] * (weight.ndim - 2))
-        shaped = Moments(bias.mean.reshape(channels), bias.var.reshape(channels))
-        return add(op(x, weight, None, *args, **kwargs), shaped)
+@rule_for_each(
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+    *(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input),
+    approximation=None,
+    mixes=True,
+)
+def convolution(op: Op, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """y = W ∗ x + b: the linear layer's rule. Exact."""
+    if bias is None or not is_random(bias) or is_random(x) or is_random(weight):
+        return affine(lambda x, w, b: op(x, w, b, *args, **kwargs), x, weight, bias)
+    channels = (-1, *[1] * (weight.ndim - 2))
+    shaped = Moments(bias.mean.reshape(channels), bias.var.reshape(channels))
+    return add(op(x, weight, None, *args, **kwargs), shaped)
 
-    return convolution
+
+CONJUGATING = aten.vdot.default, aten.linalg_vecdot.default
 
 
-CONJUGATING = (aten.vdot.default, aten.linalg_vecdot.default)
+@rule_for_each(
+    *(aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default),
+    *(aten.outer.default, aten.tensordot.default, *CONJUGATING),
+    approximation=None,
+    mixes=True,
+    takes_complex=True,
+)
+def product(op: Op, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+    """z = Σ_k x_k y_k: Σz = op(Σx, E[y²]) + op(μx², Σy). Exact."""
+    if op in CONJUGATING and (is_complex(x) or is_complex(y)):
+        return NotImplemented
+    return bilinear(lambda x, y: op(x, y, *args, **kwargs), x, y)
 
 
-def _bilinear(op: Callable[..., Tensor]) -> Rule:
-    @rule(op, approximation=None, mixes=True, takes_complex=op not in CONJUGATING)
-    def product(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
-        """z = Σ_k x_k y_k: Σz = op(Σx, E[y²]) + op(μx², Σy). Exact."""
-        return bilinear(lambda x, y: op(x, y, *args, **kwargs), x, y)
-
-    return product
+@rule(functions.residual_linear, approximation=None, mixes=True)
+def residual_linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """y = x + W x + b: x is not independent of W x, so Σ is the linear layer's with the weight I + W. Exact."""
+    identity = torch.eye(mean_of(weight).shape[0], dtype=mean_of(weight).dtype, device=mean_of(weight).device)
+    return Moments(
+        functions.residual_linear(mean_of(x), mean_of(weight), mean_of(bias)),  # I + W would lose digits of a small W
+        linear(x, add(weight, identity), bias).var,
+    )
 
 
 @rule(functions.grouped_matmul, approximation=None, mixes=True)
@@ -104,21 +121,27 @@ def bilinear_layer(x: Any, y: Any, weight: Any, bias: Any = None) -> Any:
 
 @rule(aten.einsum.default, approximation=None, mixes=True, takes_complex=True)
 def einsum(equation: str, operands: list[Any], **kwargs: Any) -> Any:
-    """A sum of products of one or two tensors. Exact."""
+    """A sum of products of one or two tensors. Exact.
+
+    What only one of them is summed over, Σ_k x_j y_jk, is summed first, so that no entry of the other counts twice.
+    That is an index which the other lacks, or has once for all, as torch broadcasts sizes of 1.
+    """
     if len(operands) == 1:
-        x = operands[0]
-        return expanded(torch.einsum(equation, x.mean), torch.einsum(equation, x.var))
-    if len(operands) > 2:
-        return NotImplemented
+        return _reduced(equation, operands[0])
     terms, output = _indices(equation)
-    if any(len(set(term)) < len(term) for term in terms):
-        return NotImplemented  # a diagonal
-    if "." not in equation:
-        terms, operands = _summed_first(terms, output, operands)
-    elif not set(terms[0]) ^ set(terms[1]) <= set(output):
-        return NotImplemented  # a sum has an entry several times: Σ_k x_j y_jk
-    spelled = f"{','.join(terms)}->{output}".replace(".", "...")
-    return bilinear(lambda x, y: torch.einsum(spelled, x, y), *operands)
+    if len(operands) > 2 or any(len(set(term)) < len(term) for term in terms):
+        return NotImplemented  # the latter is a diagonal
+    first, second = (_sizes(term, mean_of(part).shape) for term, part in zip(terms, operands, strict=True))
+    shared = [index for index in first if index in second and first[index] == second[index]]
+    if "." in shared and "." not in output:
+        return NotImplemented
+    kept = ["".join(index for index in term if index in shared or index in output) for term in terms]
+    parts = [
+        part if own == term else _reduced(f"{term}->{own}".replace(".", "..."), part)
+        for part, term, own in zip(operands, terms, kept, strict=True)
+    ]
+    product = f"{','.join(kept)}->{output}".replace(".", "...")
+    return bilinear(lambda x, y: torch.einsum(product, x, y), *parts)
 
 
 def _indices(equation: str) -> tuple[list[str], str]:
@@ -128,41 +151,18 @@ def _indices(equation: str) -> tuple[list[str], str]:
     return inputs.split(","), output if arrow else "." * ("." in inputs) + "".join(once)
 
 
-def _summed_first(terms: list[str], output: str, operands: list[Any]) -> tuple[list[str], list[Any]]:
-    """What only one operand is summed over is summed in it first, so that no entry of the other counts twice.
-
-    That is an index the other lacks, Σ_k x_j y_jk, or has once for all, as torch broadcasts sizes of 1.
-    """
-    terms, operands = list(terms), list(operands)
-    for own, other in ((0, 1), (1, 0)):
-        for index in terms[own]:
-            size = mean_of(operands[own]).shape[terms[own].index(index)]
-            shared = index in terms[other]
-            once = shared and mean_of(operands[other]).shape[terms[other].index(index)] == 1 and size != 1
-            if index in output or (shared and not once):
-                continue
-            operands[own] = _over(torch.sum, operands[own], terms[own].index(index))
-            terms[own] = terms[own].replace(index, "")
-            if once:
-                operands[other] = _over(torch.squeeze, operands[other], terms[other].index(index))
-                terms[other] = terms[other].replace(index, "")
-    return terms, operands
+def _sizes(term: str, shape: Sequence[Any]) -> dict[str, Any]:
+    """Of each index; an ellipsis has none."""
+    before, ellipsis, after = term.partition(".")
+    ends = (before, shape), (after[::-1], shape[::-1])
+    return {index: size for end in ends for index, size in zip(*end, strict=False)} | dict.fromkeys(ellipsis)
 
 
-def _over(op: Callable[[Tensor, int], Tensor], x: Any, dim: int) -> Any:
-    return Moments(op(x.mean, dim), op(x.var, dim)) if is_random(x) else op(x, dim)
+def _reduced(equation: str, x: Any) -> Any:
+    return expanded(*(torch.einsum(equation, part) for part in x)) if is_random(x) else torch.einsum(equation, x)
 
 
 LINEAR = RuleSet(
-    linear,
-    add_matmul,
-    *map(_convolution, (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)),
-    *map(_convolution, (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)),
-    *map(_convolution, (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)),
-    *map(_bilinear, (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default)),
-    *map(_bilinear, (aten.outer.default, aten.tensordot.default, aten.vdot.default, aten.linalg_vecdot.default)),
-    grouped_matmul,
-    bilinear_layer,
-    einsum,
+    *(linear, add_matmul, convolution, product, residual_linear, grouped_matmul, bilinear_layer, einsum),
     name="linear",
 )

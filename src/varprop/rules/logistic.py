@@ -7,12 +7,11 @@ Q = 2 cosh d − 2:
 σ(μ ± d) − σ(μ) = p (±sinh d − T Q/2) / (1 + pQ)
 
 and addition theorems give every Q and sinh d from those of k = 1, so a pair costs one division and no exponential, and
-nothing is singular at v = 0. Wider Gaussians: see ``asymptote``.
+nothing is singular at v = 0. Wider Gaussians: see ``quadrature``.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 
@@ -22,10 +21,9 @@ from torch import Tensor
 
 from varprop.moments import Moments
 from varprop.rules import functions
-from varprop.rules.asymptote import by_width, nodes, ramp_and_remainder, step_and_remainder
-from varprop.rules.difference import difference
-from varprop.rules.normal import at_least, floored
-from varprop.rules.quadrature import integrate
+from varprop.rules.arithmetic import multiply
+from varprop.rules.normal import floored, in_float32
+from varprop.rules.quadrature import by_width, integrate_op, nodes, ramp_and_remainder, step_and_remainder
 from varprop.rules.ruleset import RuleSet, rule
 
 aten = torch.ops.aten
@@ -108,10 +106,6 @@ def _gates(mean: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(positive, large, decay * large), torch.where(positive, decay * large, large)
 
 
-def _scale(x: Moments, factor: float) -> Moments:
-    return Moments(factor * x.mean, factor * factor * x.var)
-
-
 def _logistic(x: Moments) -> Moments:
     """Moments of σ(x) − σ(μ)."""
     gate, other = _gates(x.mean)
@@ -134,7 +128,7 @@ def _logistic(x: Moments) -> Moments:
 
 
 @rule(aten.sigmoid.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def sigmoid(x: Moments) -> Moments:
     """σ(x) = 1/(1 + e⁻ˣ), by quadrature. Computed to within 2e-4 of the variance (relative)."""
     y = _logistic(x)
@@ -142,15 +136,20 @@ def sigmoid(x: Moments) -> Moments:
 
 
 @rule(aten.tanh.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def tanh(x: Moments) -> Moments:
     """tanh(x) = 2σ(2x) − 1, by quadrature. Computed to within 4e-4 of the variance (relative)."""
-    y = _logistic(_scale(x, 2.0))
+    y = _logistic(multiply(x, 2.0))
     return Moments(torch.tanh(x.mean) + 2 * y.mean, 4 * y.var)
 
 
-def _silu(x: Moments) -> Moments:
-    """Of s± = f(μ ± d) − f(μ) the sum, even in δ, and the difference over δ are computed; neither cancels."""
+@rule(aten.silu.default, approximation=None, scaled=True)
+@in_float32
+def silu(x: Moments) -> Moments:
+    """x σ(x), by quadrature. Computed to within 3e-4 of the variance (relative).
+
+    Of s± = f(μ ± d) − f(μ) the sum, even in δ, and the difference over δ are computed; neither cancels.
+    """
 
     def narrow(x: Moments) -> Moments:
         gate, other = _gates(x.mean)
@@ -168,18 +167,11 @@ def _silu(x: Moments) -> Moments:
     return by_width(x, WIDE, narrow, lambda x: ramp_and_remainder(x, SILU_REMAINDER))
 
 
-@rule(aten.silu.default, approximation=None, scaled=True)
-@at_least(torch.float32)
-def silu(x: Moments) -> Moments:
-    """x σ(x), by quadrature. Computed to within 3e-4 of the variance (relative)."""
-    return _silu(x)
-
-
 @rule(functions.quick_gelu, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def quick_gelu(x: Moments) -> Moments:
     """x σ(1.702x) = silu(1.702x)/1.702, by quadrature. Computed to within 3e-4 of the variance (relative)."""
-    return _scale(_silu(_scale(x, 1.702)), 1 / 1.702)
+    return multiply(silu(multiply(x, 1.702)), 1 / 1.702)
 
 
 def _softplus(x: Moments) -> Moments:
@@ -202,7 +194,7 @@ def _softplus(x: Moments) -> Moments:
 
 
 @rule(aten.softplus.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     """log(1 + e^βx)/β, by quadrature.
 
@@ -210,13 +202,12 @@ def softplus(x: Moments, beta: float = 1, threshold: float = 20) -> Moments:
     is a jump that matters only for low thresholds.
     """
     if threshold < NO_JUMP:
-        jumping = functools.partial(aten.softplus.default, beta=beta, threshold=threshold)
-        return integrate(jumping, x, lambda x, step: difference(aten.softplus.default, x, step, beta, threshold))
-    return _scale(_softplus(_scale(x, beta)), 1 / beta)
+        return integrate_op(aten.softplus.default, x, beta, threshold)
+    return multiply(_softplus(multiply(x, beta)), 1 / beta)
 
 
 @rule(aten.log_sigmoid.default, approximation=None, scaled=True)
-@at_least(torch.float32)
+@in_float32
 def log_sigmoid(x: Moments) -> Moments:
     """log σ(x) = −softplus(−x), by quadrature. Computed to within 2e-4 of the variance (relative)."""
     y = _softplus(Moments(-x.mean, x.var))

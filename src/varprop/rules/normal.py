@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varprop.errors import RuleError
-from varprop.moments import Moments
+from varprop.moments import Moments, is_random, mean_of
 
 # What is added to a variance before its root is taken: no variance that matters feels it, and 1/std stays finite.
 # It is higher in float64 because the rules there take differences of f at points one std apart.
@@ -22,29 +21,28 @@ FLOOR = {torch.float32: 1e-20, torch.float64: 1e-16}
 BEYOND = 1e4  # standard deviations: the tail has long been 0 in any dtype, and 0 times what follows stays 0
 
 
-def promote(x: Moments, dtype: torch.dtype) -> Moments:
-    """``x`` in ``dtype``, or in its own where that is wider."""
-    work = torch.promote_types(x.mean.dtype, dtype)
-    return Moments(x.mean.to(work), x.var.to(work))
+def promote(x: Moments) -> Moments:
+    """``x`` in float32, or in its own dtype where that is wider."""
+    return cast(x, torch.promote_types(x.mean.dtype, torch.float32))
 
 
-def restore(y: Moments, like: Moments) -> Moments:
-    return Moments(y.mean.to(like.mean.dtype), y.var.to(like.var.dtype))
+def restore(y: Moments, like: Any) -> Moments:
+    return cast(y, mean_of(like).dtype)
 
 
-def at_least(dtype: torch.dtype) -> Callable[[Callable[..., Moments]], Callable[..., Moments]]:
-    """Make a rule compute in ``dtype`` or wider, and hand back the dtypes that came in."""
+def cast(x: Moments, dtype: torch.dtype | None) -> Moments:
+    return x if dtype is None else Moments(x.mean.to(dtype), x.var.to(dtype))
 
-    def decorate(function: Callable[..., Moments]) -> Callable[..., Moments]:
-        @functools.wraps(function)
-        def promoted(x: Moments, *args: Any, **kwargs: Any) -> Moments:
-            if not isinstance(x, Moments):
-                raise RuleError(f"{function.__name__}: only its first argument may be random, and it is not")
-            return restore(function(promote(x, dtype), *args, **kwargs), like=x)
 
-        return promoted
+def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a rule compute in float32, or what is wider, and return the dtype of its first random argument."""
 
-    return decorate
+    @functools.wraps(function)
+    def promoted(*args: Any, **kwargs: Any) -> Any:
+        result = function(*(promote(arg) if is_random(arg) else arg for arg in args), **kwargs)
+        return result if result is NotImplemented else restore(result, like=next(filter(is_random, args)))
+
+    return promoted
 
 
 def floored(var: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Norms that use statistics of their input: centre, divide by the root of a statistic, then an affine map.
 
-CVP freezes the statistic at its expectation E[x²] = μ² + Σ; Streamlining at
-its value for the mean, μ². That is the only difference, so both rule sets are made by ``norm_rules``.
+CVP freezes the statistic at its expectation E[x²] = μ² + Σ; Streamlining at its value for the mean, μ². That is the
+only difference, so both rule sets are made by ``norm_rules``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, multiply, second_moment
 from varprop.rules.normal import promote, restore
-from varprop.rules.ruleset import Rule, RuleSet, rule
+from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
 
@@ -36,22 +36,17 @@ def centre(x: Moments, dims: Dims) -> Moments:
 def scale_by_root(x: Moments, dims: Dims, eps: Any, statistic: Statistic) -> Moments:
     """x / √(mean of the statistic + ε)."""
     factor = torch.rsqrt(statistic(x).mean(dims, keepdim=True) + mean_of(eps))
-    return Moments(x.mean * factor, x.var * (factor * factor))
+    return multiply(x, factor)
 
 
 def divide_by_length(x: Moments, dims: Dims, statistic: Statistic, inside: Any, outside: Any, least: Any) -> Moments:
     """x / max(√(sum of the statistic + inside) + outside, least)."""
     length = (statistic(x).sum(dims, keepdim=True) + mean_of(inside)).sqrt() + mean_of(outside)
     factor = length.clamp(min=mean_of(least)).reciprocal()
-    return Moments(x.mean * factor, x.var * (factor * factor))
+    return multiply(x, factor)
 
 
-def _in_float32(x: Moments, function: Callable[[Moments], Moments]) -> Moments:
-    """Statistics, and differences from them, in float32 at least."""
-    return restore(function(promote(x, torch.float32)), like=x)
-
-
-def scale_and_shift(x: Any, weight: Any, bias: Any) -> Any:
+def scale_and_shift(x: Any, weight: Any, bias: Any, *, add: Op = add, multiply: Op = multiply) -> Any:
     """γ x + β; either may be missing, random or constant."""
     scaled = x if weight is None else multiply(x, weight)
     return scaled if bias is None else add(scaled, bias)
@@ -76,12 +71,13 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.rms_normalize)
     def rms_normalize(x: Any, dims: Dims, eps: Any) -> Moments:
         """x/√(mean x² + ε), written out: RMSNorm, filter response norm."""
-        return _in_float32(as_moments(x), lambda x: scale_by_root(x, dims, eps, statistic))
+        return restore(scale_by_root(promote(as_moments(x)), dims, eps, statistic), like=x)
 
     @declare(functions.unit_length)
     def unit_length(x: Any, dims: Dims, inside: Any = 0.0, outside: Any = 0.0, least: Any = 0.0) -> Moments:
         """x/‖x‖, with an ε somewhere; E‖x‖² = Σ (μ² + v)."""
-        return _in_float32(as_moments(x), lambda x: divide_by_length(x, dims, statistic, inside, outside, least))
+        wide = promote(as_moments(x))
+        return restore(divide_by_length(wide, dims, statistic, inside, outside, least), like=x)
 
     @declare(aten._weight_norm.default, scaled=False)
     def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
@@ -92,7 +88,8 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.standardize)
     def standardize(x: Any, dims: Dims, eps: Any) -> Moments:
         """(x − x̄)/√(s² + ε), written out."""
-        return _in_float32(as_moments(x), lambda x: scale_by_root(centre(x, dims), dims, eps, statistic))
+        centred = centre(promote(as_moments(x)), dims)
+        return restore(scale_by_root(centred, dims, eps, statistic), like=x)
 
     modules = _module_rules(declare, rms_normalize, standardize)
     return RuleSet(rms_normalize, unit_length, weight_norm, standardize, *modules, name=name)
@@ -155,13 +152,23 @@ def _module_rules(declare: Callable[..., Any], rms_normalize: Rule, standardize:
 
 @rule(aten._native_batch_norm_legit_no_training.default, approximation=None)
 def batch_norm(
-    x: Any, weight: Any, bias: Any, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+    *,
+    add: Op = add,
+    multiply: Op = multiply,
 ) -> tuple[Any, None, None]:
     """y = γ (x − m)/√(s² + ε) + β with running statistics, which are constants. Exact."""
-    ndim = mean_of(x).ndim
-    mean, factor = (per_channel(v, ndim) for v in (running_mean, torch.rsqrt(running_var + eps)))
-    normed = multiply(add(x, -mean), factor)
-    return scale_and_shift(normed, per_channel(weight, ndim), per_channel(bias, ndim)), None, None
+    mean, factor, weight, bias = (
+        per_channel(v, mean_of(x).ndim) for v in (running_mean, torch.rsqrt(running_var + eps), weight, bias)
+    )
+    y = scale_and_shift(multiply(add(x, -mean), factor), weight, bias, add=add, multiply=multiply)
+    return y, None, None
 
 
 NORMALIZATION = norm_rules(

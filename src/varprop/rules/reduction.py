@@ -1,21 +1,20 @@
-"""Sums and means, maxima, and the ops at which variance ends."""
+"""Sums, means and products: along dims, of entries that are scattered, of bags of embeddings."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from varprop.moments import Moments
-from varprop.rules.arithmetic import as_moments, multiply, negate
-from varprop.rules.normal import distance, floored, promote, tail
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
-from varprop.rules.structural import DECIDED, mean_args
+from varprop.moments import Moments, is_random, mean_of
+from varprop.rules.arithmetic import as_moments, multiply
+from varprop.rules.normal import cast
+from varprop.rules.ruleset import RuleSet, rule
+from varprop.rules.structural import structural
 
 aten = torch.ops.aten
 
@@ -26,10 +25,11 @@ def dims_of(ndim: int, dim: Any) -> list[int]:
     return sorted((d % ndim for d in dims), reverse=True)
 
 
-@rule(aten.sum.default, aten.sum.dim_IntList, approximation=None, mixes=True, takes_complex=True)
-def total(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
-    """Σ_i x_i: variances add. Exact."""
-    return Moments(*(part.sum(dim, keepdim, dtype=dtype) for part in x))
+SUMS = structural(
+    *(aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default, aten.scatter_add.default, aten.col2im.default),
+    mixes=True,
+)
+"""Variances add as means do."""
 
 
 @rule(aten.mean.default, aten.mean.dim, approximation=None, mixes=True, takes_complex=True)
@@ -39,16 +39,10 @@ def average(x: Moments, dim: Any = None, keepdim: bool = False, *, dtype: torch.
     return Moments(mean, var / math.prod(x.mean.shape[d] for d in dims_of(x.mean.ndim, dim)))
 
 
-@rule(aten.cumsum.default, approximation=None, mixes=True, takes_complex=True)
-def cumulate(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
-    """Running sums: variances add. Exact."""
-    return Moments(x.mean.cumsum(dim, dtype=dtype), x.var.cumsum(dim, dtype=dtype))
-
-
 @rule(aten.prod.default, aten.prod.dim_int, approximation=None, mixes=True)
 def product(x: Moments, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """Π_i x_i, one factor after the other. Exact."""
-    x = Moments(*(part.flatten() if dim is None else part for part in (x if dtype is None else _cast(x, dtype))))
+    x = Moments(*(part.flatten() if dim is None else part for part in cast(x, dtype)))
     y = functools.reduce(multiply, map(Moments, *(part.unbind(dim or 0) for part in x)))
     return Moments(*(part.unsqueeze(dim or 0) for part in y)) if keepdim else y
 
@@ -56,12 +50,8 @@ def product(x: Moments, dim: int | None = None, keepdim: bool = False, *, dtype:
 @rule(aten.cumprod.default, approximation=None, mixes=True)
 def cumulate_product(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """Running products, one factor after the other. Exact."""
-    factors = map(Moments, *(part.unbind(dim) for part in (x if dtype is None else _cast(x, dtype))))
+    factors = map(Moments, *(part.unbind(dim) for part in cast(x, dtype)))
     return Moments(*(torch.stack(parts, dim) for parts in zip(*itertools.accumulate(factors, multiply), strict=True)))
-
-
-def _cast(x: Moments, dtype: torch.dtype) -> Moments:
-    return Moments(x.mean.to(dtype), x.var.to(dtype))
 
 
 @rule(aten.diff.default, approximation=None, mixes=True)
@@ -73,166 +63,85 @@ def difference(x: Moments, n: int = 1, dim: int = -1, prepend: Any = None, appen
     return Moments(x.mean.diff(dim=dim), x.var.narrow(dim, 1, size) + x.var.narrow(dim, 0, size))
 
 
-def larger(x: Moments, y: Moments) -> Moments:
-    """max(x, y) of two independent Gaussians (Clark). With θ² = v₁ + v₂, a = (μ₁ − μ₂)/θ, s(a) = φ(a) + a Φ(a):
-
-    μ = max(μ₁, μ₂) + θ s(−|a|)        Σ = v₁ Φ(a) + v₂ Φ(−a) − θ² s(a) s(−a)
-    """
-    dtype = torch.promote_types(x.mean.dtype, y.mean.dtype)
-    x, y = (promote(part, torch.float32) for part in (x, y))
-    theta2 = x.var + y.var
-    theta = floored(theta2).sqrt()
-    limit = torch.finfo(theta.dtype).max / 4
-    gap = x.mean.clamp(-limit, limit) - y.mean.clamp(-limit, limit)  # −inf on both sides is a tie
-    # Beyond 40 deviations the tail vanishes in any precision; bounded before it is divided, a has finite gradients.
-    a = torch.minimum(distance(gap), 40 * theta) / theta
-    outside, density = tail(a)
-    small = density - a * outside
-    x_wins = gap > 0
-    above, below = torch.where(x_wins, 1 - outside, outside), torch.where(x_wins, outside, 1 - outside)
-    var = (x.var * above + y.var * below - theta2 * small * (small + a)).clamp_min(0)
-    return Moments((torch.where(x_wins, x.mean, y.mean) + theta * small).to(dtype), var.to(dtype))
+@rule(aten.index_add.default, approximation=None, mixes=True)
+def index_add(x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> Moments:
+    """x with α·source added at places: variances add. Exact."""
+    x, source = as_moments(x), as_moments(source)
+    return Moments(
+        x.mean.index_add(dim, index, source.mean, alpha=alpha),
+        x.var.index_add(dim, index, source.var, alpha=alpha * alpha),
+    )
 
 
-def fold(x: Moments) -> Moments:
-    """The maximum along the last dim, one entry after the other: better than in rounds, where both sides are skewed.
-
-    Long dims are first halved, to keep the graph short.
-    """
-    while (size := x.mean.shape[-1]) > 64:
-        first, second, odd = split(x, [size // 2, size // 2, size % 2])
-        x = Moments(*(torch.cat(parts, -1) for parts in zip(larger(first, second), odd, strict=True)))
-    return Moments(*(part.squeeze(-1) for part in functools.reduce(larger, split(x, 1))))
+DECIDED_LARGEST = "which is largest is decided at the mean"
 
 
-def split(x: Moments, sizes: Any) -> list[Moments]:
-    """``torch.split`` along the last dim."""
-    return [Moments(*parts) for parts in zip(*(part.split(sizes, -1) for part in x), strict=True)]
+def _neglected(*args: Any, **_: Any) -> str | None:
+    return DECIDED_LARGEST if args[4] in ("amax", "amin") else None
 
 
-def largest_over(x: Moments, dims: list[int], keepdim: bool) -> Moments:
-    """max over dims, by pairwise Clark maxima."""
-    if not dims:
-        return x
-    last = [-1 - i for i in range(len(dims))]
-    y = fold(Moments(*(part.movedim(dims, last).flatten(-len(dims)) for part in x)))
-    for d in reversed(dims) if keepdim else ():
-        y = Moments(*(part.unsqueeze(d) for part in y))
-    return y
+@rule(aten.scatter_reduce.two, approximation=_neglected, mixes=True)
+def scatter_reduce(x: Any, dim: int, index: Tensor, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """Sums or means of n entries each: Σ = Σ v, or (1/n²) Σ v, exact. Of the largest or smallest, its own v."""
+    if reduce == "prod":
+        return NotImplemented
+    x, source = as_moments(x), as_moments(source)
+
+    def gather(x: Tensor, source: Tensor, how: str = "sum") -> Tensor:
+        return x.scatter_reduce(dim, index, source, how, include_self=include_self)
+
+    mean = gather(x.mean, source.mean, reduce)
+    if reduce in ("amax", "amin"):
+        wins = source.mean == mean.gather(dim, index)
+        own = torch.where(x.mean == mean, x.var, 0.0)
+        return Moments(mean, own.scatter_reduce(dim, index, torch.where(wins, source.var, 0.0), "amax"))
+    var = gather(x.var, source.var)
+    if reduce == "mean":
+        var = var / gather(torch.ones_like(x.var), torch.ones_like(source.var)).square()
+    return Moments(mean, var)
 
 
-def max_rules(
-    pair: Callable[[Moments, Moments], Moments],
-    over: Callable[[Moments, list[int], bool], Moments],
-    *,
-    of_two: str | None,
-    of_many: str,
-    name: str,
-) -> RuleSet:
-    """The rules of maxima and minima, made of a maximum of two and one over dims, and of what each neglects."""
-
-    @rule(aten.maximum.default, aten.max.other, aten.fmax.default, approximation=of_two)
-    def maximum(x: Any, y: Any) -> Moments:
-        """max(x, y)."""
-        return pair(as_moments(x), as_moments(y))
-
-    @rule(aten.minimum.default, aten.min.other, aten.fmin.default, approximation=of_two)
-    def minimum(x: Any, y: Any) -> Moments:
-        """min(x, y) = −max(−x, −y)."""
-        return negate(pair(negate(as_moments(x)), negate(as_moments(y))))
-
-    @rule(aten.amax.default, aten.max.default, approximation=of_many, mixes=True)
-    def largest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
-        """max over dims."""
-        return over(x, dims_of(x.mean.ndim, dim), keepdim)
-
-    @rule(aten.amin.default, aten.min.default, approximation=of_many, mixes=True)
-    def smallest(x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
-        """min over dims."""
-        return negate(largest(negate(x), dim, keepdim))
-
-    @rule(aten.max.dim, approximation=of_many, mixes=True)
-    def largest_with_index(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, Tensor]:
-        """max and argmax over a dim; the index is the mean's."""
-        return largest(x, dim, keepdim), x.mean.max(dim, keepdim).indices
-
-    @rule(aten.min.dim, approximation=of_many, mixes=True)
-    def smallest_with_index(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, Tensor]:
-        """min and argmin over a dim; the index is the mean's."""
-        return smallest(x, dim, keepdim), x.mean.min(dim, keepdim).indices
-
-    return RuleSet(maximum, minimum, largest, smallest, largest_with_index, smallest_with_index, name=name)
+@rule(aten.index_reduce.default, approximation=_neglected, mixes=True)
+def index_reduce(x: Any, dim: int, index: Tensor, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """``scatter_reduce`` of whole slices."""
+    shape = mean_of(source).shape
+    places = index.reshape([-1 if d == dim % len(shape) else 1 for d in range(len(shape))]).expand(shape)
+    return scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
 
 
-CLARK = (
-    "pairwise Clark maxima, each taken as Gaussian: the variance comes out too small, typically by 5 % for 4 "
-    "entries, 13 % for 9, 24 % for 36; at worst, while their variances are within a factor of 3 of each other, by 16, "
-    "28, 36 %, and more beyond; the mean is within 0.05 deviations"
-)
+@rule(aten.embedding_bag.padding_idx, aten.embedding_bag.default, approximation=None, mixes=True)
+def embedding_bag(
+    weight: Any,
+    indices: Tensor,
+    offsets: Tensor,
+    by_frequency: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """Sums or means of rows: Σ = C² v, C_bi how often, or how much, row i counts in bag b. Exact."""
+    if mode == 2 or is_random(per_sample_weights):
+        return NotImplemented
+    options = (by_frequency, mode, sparse, per_sample_weights, include_last_offset)
+    mean, *_ = aten.embedding_bag.padding_idx(weight.mean, indices, offsets, *options, padding_idx)
+    places = torch.arange(indices.shape[0], device=indices.device)
+    bags = torch.searchsorted(offsets.contiguous(), places.to(offsets.dtype), right=True) - 1
+    one = (
+        torch.ones_like(indices, dtype=weight.var.dtype) if per_sample_weights is None else mean_of(per_sample_weights)
+    )
+    if padding_idx is not None:
+        one = one * (indices != padding_idx % weight.var.shape[0])
+    counts = weight.var.new_zeros(mean.shape[0], weight.var.shape[0])
+    counts = counts.index_put((bags, indices), one, accumulate=True)
+    if mode == 1:
+        counts = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    return Moments(mean, counts.square() @ weight.var), None, None, None
 
-MAXIMA = max_rules(larger, largest_over, of_two=None, of_many=CLARK, name="maxima")
-
-
-def stops(*ops: Op, approximation: str | None) -> RuleSet:
-    """Declare ops whose result carries no variance: it is the op's own at the mean."""
-
-    def declare(op: Op) -> Rule:
-        @rule(op, approximation=approximation)
-        def decide(*args: Any, **kwargs: Any) -> Any:
-            """f(μ), without variance."""
-            return op(*mean_args(args), **mean_args(kwargs))
-
-        return decide
-
-    return RuleSet(*map(declare, ops))
-
-
-COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
 
 REDUCTION = RuleSet(
-    total,
-    average,
-    cumulate,
-    cumulate_product,
-    product,
-    difference,
-    stops(
-        *(getattr(getattr(aten, name), kind) for name in COMPARISONS for kind in ("Scalar", "Tensor")),
-        aten.argmax.default,
-        aten.argmin.default,
-        aten.argsort.default,
-        aten.argsort.stable,
-        aten.ceil.default,
-        aten.floor.default,
-        aten.round.default,
-        aten.trunc.default,
-        aten.floor_divide.default,
-        aten.sgn.default,
-        aten.signbit.default,
-        aten.logical_and.default,
-        aten.logical_not.default,
-        aten.logical_or.default,
-        aten.logical_xor.default,
-        aten.all.default,
-        aten.all.dim,
-        aten.any.default,
-        aten.any.dim,
-        approximation=DECIDED,
-    ),
-    # What does not depend on the values, as long as they are finite.
-    stops(
-        aten.isfinite.default,
-        aten.isnan.default,
-        aten.ones_like.default,
-        aten.zeros_like.default,
-        aten.full_like.default,
-        aten.new_ones.default,
-        aten.new_zeros.default,
-        aten.new_full.default,
-        aten.isinf.default,
-        aten.fill.Scalar,
-        aten.zero.default,
-        approximation=None,
-    ),
+    *(SUMS, average, product, cumulate_product, difference),
+    *(index_add, scatter_reduce, index_reduce, embedding_bag),
     name="reduction",
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from varprop.errors import RuleError
 
 Op = Callable[..., Any]
-
 
 Approximation = str | Callable[..., str | None] | None
 """What a rule neglects; ``None`` if it is exact. A function decides for the arguments of a call."""
@@ -68,6 +69,11 @@ def rule(
     if not ops or not all(callable(op) for op in ops):
         raise RuleError("rule() takes the ops it is for, e.g. @rule(torch.ops.aten.relu.default)")
     return lambda function: Rule(ops, function, approximation, mixes, scaled, factored, takes_complex)
+
+
+def rule_for_each(*ops: Op, **options: Any) -> Callable[[Callable[..., Any]], RuleSet]:
+    """Make a function the rule of several ops that differ in nothing else: it is given the op first."""
+    return lambda function: RuleSet(*(rule(op, **options)(functools.partial(function, op)) for op in ops))
 
 
 class RuleSet(Mapping[Op, Rule]):
@@ -128,6 +134,27 @@ def _flatten(members: tuple[Rule | RuleSet, ...]) -> Iterator[tuple[Op, Rule]]:
             raise RuleError(
                 f"a rule set is made of rules and rule sets, not {type(member).__name__}: decorate it with @rule(op)"
             )
+
+
+class Backend(NamedTuple):
+    """How the costly steps of rules are computed: by ops of torch or by kernels."""
+
+    spread: Callable[..., Tensor]
+    contract: Callable[..., Tensor]
+    normalize: Callable[..., Any]
+    attend: Callable[..., Any]
+
+
+def with_backend(rules: RuleSet, backend: Backend) -> RuleSet:
+    """The same rules; those that take a ``backend`` are given this one."""
+    found = [member for member in dict.fromkeys(rules.values()) if _takes_backend(member)]
+    changed = [replace(member, function=functools.partial(member.function, backend=backend)) for member in found]
+    return rules.replace(*changed, name=rules.name) if found else rules
+
+
+@functools.cache
+def _takes_backend(member: Rule) -> bool:
+    return "backend" in inspect.signature(member.function).parameters
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:

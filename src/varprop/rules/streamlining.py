@@ -10,12 +10,13 @@ from torch import Tensor, fx
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import activation, functions
 from varprop.rules.arithmetic import expanded
-from varprop.rules.composite import glu_rule
-from varprop.rules.derivative import DELTA, differentiate, tangent
-from varprop.rules.length import length_rules
+from varprop.rules.delta import DELTA, tangent
+from varprop.rules.derivative import differentiate
+from varprop.rules.maxima import max_rules
 from varprop.rules.normalization import norm_rules
-from varprop.rules.reduction import max_rules
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+from varprop.rules.reduction import DECIDED_LARGEST
+from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
+from varprop.rules.vector_norms import vector_norm_rules
 
 aten = torch.ops.aten
 
@@ -39,21 +40,13 @@ def prelu(x: Any, weight: Any) -> Moments:
     return Moments(aten.prelu.default(mean, slope), var)
 
 
-def _step(op: Op) -> Rule:
-    @rule(op, approximation=DELTA, scaled=True)
-    def step(x: Moments, *args: Any) -> Moments:
-        """f(μ), whose slope is 0."""
-        return Moments(op(x.mean.detach(), *args), torch.zeros_like(x.var))  # torch has no derivative of heaviside
-
-    return step
+@rule_for_each(aten.heaviside.default, aten.sign.default, approximation=DELTA, scaled=True)
+def step(op: Op, x: Moments, *args: Any) -> Moments:
+    """f(μ), whose slope is 0."""
+    return Moments(op(x.mean.detach(), *args), torch.zeros_like(x.var))  # torch has no derivative of heaviside
 
 
-SPECIAL = RuleSet(
-    chain,
-    glu_rule(tangent(aten.sigmoid.default, scaled=True)),
-    prelu,
-    *map(_step, (aten.heaviside.default, aten.sign.default)),
-)
+SPECIAL = RuleSet(chain, activation.glu_rule(tangent(aten.sigmoid.default, scaled=True)), prelu, step)
 
 ACTIVATION = RuleSet(
     SPECIAL,
@@ -79,14 +72,12 @@ def _largest_mean(x: Moments, dims: list[int], keepdim: bool) -> Moments:
     return x if keepdim else Moments(*(part.squeeze(dims) for part in x))
 
 
-LARGEST_MEAN = "which is largest is decided at the mean"
-
 MAXIMA = max_rules(
     _larger_mean,
     _largest_mean,
     of_two="which is larger is decided at the mean",
-    of_many=LARGEST_MEAN,
+    of_many=DECIDED_LARGEST,
     name="linearised maxima",
 )
 
-LENGTH = length_rules(0.0, _largest_mean, root=DELTA, many=LARGEST_MEAN, name="linearised lengths")
+VECTOR_NORMS = vector_norm_rules(0.0, _largest_mean, root=DELTA, many=DECIDED_LARGEST, name="linearised vector norms")

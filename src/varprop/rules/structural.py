@@ -1,4 +1,4 @@
-"""Ops that move entries about without changing them: mean and variance go the same way."""
+"""Ops that move entries about without changing them, and ops whose results carry no variance."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
+from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
 aten = torch.ops.aten
 
@@ -19,25 +20,25 @@ DECIDED = "decided at the mean: the variance ends here"
 
 def mean_args(value: Any) -> Any:
     """The same arguments with every random tensor replaced by its mean."""
-    return value.mean if is_random(value) else _map_items(mean_args, value)
+    return tree_map(mean_of, value, is_leaf=is_random)
 
 
 def var_args(value: Any) -> Any:
     """The same arguments with every random tensor replaced by its variance, every constant of floats by zeros."""
-    if is_random(value):
-        return value.var
-    if isinstance(value, Tensor):
-        return torch.zeros_like(value) if value.is_floating_point() or value.is_complex() else value
-    if isinstance(value, list) and any(map(is_random, value)):
-        # Tensors to be joined, as in cat: integers among them are values, not indices.
-        return [item.var if is_random(item) else torch.zeros_like(item) for item in value]
-    return _map_items(var_args, value)
+    return tree_map(_var, value, is_leaf=lambda leaf: is_random(leaf) or _is_joined(leaf))
 
 
-def _map_items(function: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(function, value))
-    return {key: function(item) for key, item in value.items()} if isinstance(value, dict) else value
+def _var(leaf: Any) -> Any:
+    if is_random(leaf):
+        return leaf.var
+    if _is_joined(leaf):
+        return [item.var if is_random(item) else torch.zeros_like(item) for item in leaf]
+    return torch.zeros_like(leaf) if isinstance(leaf, Tensor) and _keeps(leaf.dtype) else leaf
+
+
+def _is_joined(value: Any) -> bool:
+    """Tensors to be joined, as in cat: integers among them are values, not indices."""
+    return isinstance(value, list) and any(map(is_random, value))
 
 
 def _pair(mean: Any, var: Any) -> Any:
@@ -47,18 +48,15 @@ def _pair(mean: Any, var: Any) -> Any:
 
 
 def structural(*ops: Op, run: Callable[..., Any] | None = None, mixes: bool = False) -> RuleSet:
-    """Declare ops structural. ``run`` stands in for an op that relies on the strides of its input."""
+    """Declare ops that do the same to mean and variance. ``run`` stands in for one that relies on strides."""
 
-    def declare(op: Op) -> Rule:
-        @rule(op, approximation=None, mixes=mixes, takes_complex=True)
-        def rearrange(*args: Any, **kwargs: Any) -> Any:
-            """Entries move, mean and variance alike. Exact."""
-            function = run or op
-            return _pair(function(*mean_args(args), **mean_args(kwargs)), function(*var_args(args), **var_args(kwargs)))
+    @rule_for_each(*ops, approximation=None, mixes=mixes, takes_complex=True)
+    def rearrange(op: Op, *args: Any, **kwargs: Any) -> Any:
+        """Entries move or add up, mean and variance alike. Exact."""
+        function = run or op
+        return _pair(function(*mean_args(args), **mean_args(kwargs)), function(*var_args(args), **var_args(kwargs)))
 
-        return rearrange
-
-    return RuleSet(*map(declare, ops))
+    return rearrange
 
 
 def _target_dtype(x: Any, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> torch.dtype:
@@ -97,7 +95,7 @@ def dropout(x: Moments, p: float, train: bool) -> Any:
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor, approximation=None, takes_complex=True)
 def masked_fill(x: Any, mask: Tensor, value: Any) -> Moments:
-    """Chosen entries become a value of no variance. Exact."""
+    """Chosen entries become a value of no variance, or a random one. Exact."""
     if not is_random(x) or is_random(value):
         return where(mask, value, x)
     return Moments(x.mean.masked_fill(mask, value), x.var.masked_fill(mask, 0.0))
@@ -215,14 +213,57 @@ COPIES = structural(
 """An entry may go to several places."""
 
 STRUCTURAL = RuleSet(
-    MOVES,
-    COPIES,
-    cast,
-    copy,
-    dropout,
-    masked_fill,
-    where,
-    nan_to_num,
-    pad,
+    *(MOVES, COPIES, cast, copy, dropout, masked_fill, where, nan_to_num, pad),
     name="structural",
 )
+
+
+def at_mean(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """f(μ), without variance."""
+    return op(*mean_args(args), **mean_args(kwargs))
+
+
+COMPARISONS = ("eq", "ne", "gt", "ge", "lt", "le")
+
+DECISIONS = RuleSet(
+    rule_for_each(
+        *(getattr(getattr(aten, name), kind) for name in COMPARISONS for kind in ("Scalar", "Tensor")),
+        aten.argmax.default,
+        aten.argmin.default,
+        aten.argsort.default,
+        aten.argsort.stable,
+        aten.ceil.default,
+        aten.floor.default,
+        aten.round.default,
+        aten.trunc.default,
+        aten.floor_divide.default,
+        aten.sgn.default,
+        aten.signbit.default,
+        aten.logical_and.default,
+        aten.logical_not.default,
+        aten.logical_or.default,
+        aten.logical_xor.default,
+        aten.all.default,
+        aten.all.dim,
+        aten.any.default,
+        aten.any.dim,
+        approximation=DECIDED,
+    )(at_mean),
+    # What does not depend on the values, as long as they are finite.
+    rule_for_each(
+        aten.isfinite.default,
+        aten.isnan.default,
+        aten.ones_like.default,
+        aten.zeros_like.default,
+        aten.full_like.default,
+        aten.new_ones.default,
+        aten.new_zeros.default,
+        aten.new_full.default,
+        aten.isinf.default,
+        aten.fill.Scalar,
+        aten.zero.default,
+        approximation=None,
+    )(at_mean),
+    name="decisions",
+)
+"""Ops at which variance ends."""

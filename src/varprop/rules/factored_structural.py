@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from varprop.moments import Factored, Moments, mean_of, multiplied_out
+from varprop.rules.factorization import as_terms, broadened, joined, varies
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 from varprop.rules.structural import STRUCTURAL
-from varprop.rules.terms import as_terms, broadened, joined, varies
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import varprop as vp
-from varprop.rules.factor import factor, misfit
+from varprop.rules.factorization import factor, misfit
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Variances as sums of products: the rules of ``FACTORED``, which do without matrix products of variances.
+"""The rules of ``FACTORED``: layers, norms and attention without matrix products of variances.
 
 E[W²] and Σ_W of a layer are replaced by sums of ``rank`` outer products. The variance of its output is then a few
 numbers for each token times fixed vectors, and stays so through sums, norms and attention: see ``Factored``. Other
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from torch import Tensor
 from varprop.moments import Factored, Moments, is_random, mean_of, multiplied_out
 from varprop.rules import arithmetic, attention, functions, linear, normalization
 from varprop.rules.arithmetic import second_moment
-from varprop.rules.factor import LEAST, factor, misfit
-from varprop.rules.forms import Apply, Forms
-from varprop.rules.ruleset import Op, Rule, RuleSet, rule
-from varprop.rules.terms import as_terms, broadened, joined, varies
+from varprop.rules.factorization import LEAST, as_terms, broadened, factor, joined, misfit, varies
+from varprop.rules.ruleset import Backend, Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
+
+Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""A layer with its other arguments: of x, weight and bias."""
 
 
 # --- sums and products -----------------------------------------------------------------------------------
@@ -87,17 +89,15 @@ def _with_noise_of_factor(result: Factored, mean: Tensor, noise: Tensor, spanned
 @rule(aten.div.Tensor, aten.div.Scalar, approximation=arithmetic.divide.approximation, factored=True)
 def divide(x: Any, y: Any) -> Any:
     """z = x/y: a constant divisor is a factor."""
-    return (
-        multiply(x, 1 / y)
-        if isinstance(x, Factored) and not is_random(y)
-        else arithmetic.divide(*multiplied_out((x, y)))
-    )
+    if isinstance(x, Factored) and not is_random(y):
+        return multiply(x, 1 / y)
+    return arithmetic.divide(*multiplied_out((x, y)))
 
 
 # --- layers ----------------------------------------------------------------------------------------------
 
 
-def _layer(apply: Apply, x: Any, weight: Any, bias: Any, rank: int, feature: int, forms: Forms) -> Factored:
+def _layer(apply: Apply, x: Any, weight: Any, bias: Any, rank: int, feature: int, backend: Backend) -> Factored:
     """y = W x + b with E[W²] ≈ Σ_k a_k b_kᵀ, Σ_W ≈ Σ_k r_k c_kᵀ: Σ = Σ_k a_k (b_k·Σx) + r_k (c_k·μx²) + Σ_b."""
     mean = apply(mean_of(x), mean_of(weight), mean_of(bias))
     shape, vectors, rights = mean_of(weight).shape[1:], [], list[Tensor | None]()
@@ -107,7 +107,7 @@ def _layer(apply: Apply, x: Any, weight: Any, bias: Any, rank: int, feature: int
         vectors += [] if pair is None else [pair[0]]
     vectors += [bias.var[None]] if is_random(bias) else []
     place = feature % mean.ndim + 1
-    coefficients = forms.contract(apply, x, *rights, is_random(bias), feature).movedim(feature, 0).unsqueeze(place)
+    coefficients = backend.contract(apply, x, *rights, is_random(bias), feature).movedim(feature, 0).unsqueeze(place)
     joint = torch.cat(vectors)
     sizes = [len(joint), *(-1 if d == place else 1 for d in range(1, mean.ndim + 1))]
     return Factored(mean, coefficients, joint.reshape(sizes))
@@ -144,7 +144,7 @@ def _layer_rule(op: Op, rank: int, feature: int) -> Rule:
         return f"{kept}, {misfit(matrix.flatten(1), rank):.0%} off (root mean square)"
 
     @rule(op, approximation=approximation, mixes=True, factored=True)
-    def layer(x: Any, weight: Any, bias: Any = None, *args: Any, forms: Forms = WRITTEN) -> Any:
+    def layer(x: Any, weight: Any, bias: Any = None, *args: Any, backend: Backend = TORCH) -> Any:
         """Σ = Σ_k a_k (b_k·Σx) + r_k (c_k·μx²) + Σ_b; layers of several groups have the exact rule."""
         grouped = len(args) > 3 and args[3] != 1
         if (
@@ -153,7 +153,7 @@ def _layer_rule(op: Op, rank: int, feature: int) -> Rule:
             or (feature == 1 and mean_of(x).ndim != mean_of(weight).ndim)
         ):
             return exact(multiplied_out(x), weight, bias, *args)
-        return _layer(lambda x, w, b: op(x, w, b, *args), x, weight, bias, rank, feature, forms)
+        return _layer(lambda x, w, b: op(x, w, b, *args), x, weight, bias, rank, feature, backend)
 
     return layer
 
@@ -196,7 +196,7 @@ def _norm(op: Op, *, centred: bool) -> Rule:
     signature = inspect.signature(exact.function)
 
     @rule(op, approximation=exact.approximation, mixes=True, scaled=True, factored=True)
-    def norm(x: Any, *args: Any, forms: Forms = WRITTEN, **kwargs: Any) -> Any:
+    def norm(x: Any, *args: Any, backend: Backend = TORCH, **kwargs: Any) -> Any:
         """γ (x − x̄)/s + β with Σ = (γ/s)² Σx, where it is over the last dimension."""
         bound = signature.bind(x, *args, **kwargs)
         bound.apply_defaults()
@@ -206,29 +206,17 @@ def _norm(op: Op, *, centred: bool) -> Rule:
         if not isinstance(x, Factored) or not over_last or varies(x.coefficients, -1):
             return exact(multiplied_out(x), *args, **kwargs)
         eps = torch.finfo(x.mean.dtype).eps if given["eps"] is None else given["eps"]
-        return forms.normalize(x, given.get("weight"), given.get("bias"), eps, centred=centred)
+        return backend.normalize(x, given.get("weight"), given.get("bias"), eps, centred=centred)
 
     return norm
 
 
-def _affine(x: Any, weight: Any, bias: Any) -> Any:
-    scaled = x if weight is None else multiply(x, weight)
-    return scaled if bias is None else add(scaled, bias)
+_affine = functools.partial(normalization.scale_and_shift, add=add, multiply=multiply)
+batch_norm = rule(aten._native_batch_norm_legit_no_training.default, approximation=None, factored=True)(
+    functools.partial(normalization.batch_norm.function, add=add, multiply=multiply)
+)
 
-
-@rule(aten._native_batch_norm_legit_no_training.default, approximation=None, factored=True)
-def batch_norm(
-    x: Any, weight: Any, bias: Any, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float
-) -> tuple[Any, None, None]:
-    """With running statistics, which are constants."""
-    ndim = mean_of(x).ndim
-    mean, scale, weight, bias = (
-        normalization.per_channel(v, ndim) for v in (running_mean, torch.rsqrt(running_var + eps), weight, bias)
-    )
-    return _affine(multiply(add(x, -mean), scale), weight, bias), None, None
-
-
-WRITTEN = Forms(linear.spread, contract, normalize, attention.attention)
+TORCH = Backend(linear.spread, contract, normalize, attention.attention)
 
 
 @rule(
@@ -237,17 +225,17 @@ WRITTEN = Forms(linear.spread, contract, normalize, attention.attention)
     mixes=True,
     factored=True,
 )
-def attend(query: Any, key: Any, value: Any, *args: Any, forms: Forms = WRITTEN, **kwargs: Any) -> Any:
+def attend(query: Any, key: Any, value: Any, *args: Any, backend: Backend = TORCH, **kwargs: Any) -> Any:
     """Σ = (A ⊙ A) Σ_V acts on the coefficients."""
     query, key = mean_of(query), mean_of(key)
     grouped = kwargs.get("enable_gqa", False)
     if not isinstance(value, Factored) or varies(value.coefficients, -1) or varies(value.vectors, -2) or grouped:
-        return forms.attend(query, key, multiplied_out(value), *args, **kwargs)
+        return backend.attend(query, key, multiplied_out(value), *args, **kwargs)
     columns = value.coefficients[..., 0].movedim(0, -1)  # [..., tokens, k]
     columns = columns.expand(*value.mean.shape[:-2], *columns.shape[-2:])
     count, rest = columns.shape[-1], value.rest
     joint = columns if rest is None else torch.cat([columns, rest.expand_as(value.mean)], -1)
-    mean, var = forms.attend(query, key, Moments(value.mean, joint), *args, **kwargs)
+    mean, var = backend.attend(query, key, Moments(value.mean, joint), *args, **kwargs)
     coefficients = var[..., :count].movedim(-1, 0)[..., None]
     return Factored(mean, coefficients, value.vectors, None if rest is None else var[..., count:])
 

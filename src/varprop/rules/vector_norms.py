@@ -2,7 +2,7 @@
 
 A sum of squares S of Gaussians has closed moments. Its root is that of a gamma variable with the moments of S, which is
 exact for means of 0 and equal variances, and the Delta method for small variances. Streamlining drops what is of second
-order in the variance, so both rule sets are made by ``length_rules``.
+order in the variance, so both rule sets are made by ``vector_norm_rules``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, negate, subtract
-from varprop.rules.derivative import DELTA
-from varprop.rules.normal import promote, restore
+from varprop.rules.delta import DELTA
+from varprop.rules.maxima import CLARK, largest_over
+from varprop.rules.normal import cast, in_float32, promote, restore
 from varprop.rules.piecewise import absolute
-from varprop.rules.reduction import CLARK, average, dims_of, largest_over, total
+from varprop.rules.reduction import average, dims_of
 from varprop.rules.ruleset import Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -64,45 +65,38 @@ def root_of_square(s: Moments, second: float) -> Moments:
 GAMMA = "the squared length is taken as a gamma variable: exact for means of 0 and equal variances; error O(1/D)"
 
 
-def spread_rules(name: str, second: float, root: str | None) -> RuleSet:
+def sample_variance_rules(name: str, second: float, root: str | None) -> RuleSet:
     """Rules of ``var``, or of ``std`` where ``root`` says what a root neglects."""
     op, with_mean = getattr(aten, name), getattr(aten, f"{name}_mean")
     of_square = None if second else DELTA
     declare = functools.partial(rule, approximation=root or of_square, mixes=True)
 
-    @declare(op.correction)
-    def spread(x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Moments:
-        """s² = Σ (x − x̄)²/(n − c), or its root."""
-        dims, correction = dims_of(x.mean.ndim, dim), 1 if correction is None else correction
-        s = squared_deviation(promote(x, torch.float32), dims, keepdim, correction, second)
-        return restore(root_of_square(s, second) if root else s, like=x)
+    @declare(op.dim, op.correction)
+    @in_float32
+    def sample_variance(
+        x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+    ) -> Moments:
+        """s² = Σ (x − x̄)²/(n − c), or its root; c = 1 by default."""
+        count = int(unbiased) if correction is None else correction
+        s = squared_deviation(x, dims_of(x.mean.ndim, dim), keepdim, count, second)
+        return root_of_square(s, second) if root else s
 
     @declare(op.default)
     def overall(x: Moments, unbiased: bool = True) -> Moments:
-        """Of all entries, divided by n − 1 or n."""
-        return spread(x, correction=int(unbiased))
+        """Of all entries."""
+        return sample_variance(x, None, unbiased)
 
-    @declare(op.dim)
-    def along(x: Moments, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Moments:
-        """Over dims, divided by n − 1 or n."""
-        return spread(x, dim, correction=int(unbiased), keepdim=keepdim)
-
-    @declare(with_mean.dim)
-    def along_with_mean(x: Moments, dim: Any, unbiased: bool = True, keepdim: bool = False) -> list[Moments]:
-        """The same beside the mean."""
-        return [along(x, dim, unbiased, keepdim), average(x, dim, keepdim)]
-
-    @declare(with_mean.correction)
-    def spread_with_mean(
-        x: Moments, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+    @declare(with_mean.dim, with_mean.correction)
+    def sample_variance_with_mean(
+        x: Moments, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
     ) -> list[Moments]:
         """The same beside the mean."""
-        return [spread(x, dim, correction=correction, keepdim=keepdim), average(x, dim, keepdim)]
+        return [sample_variance(x, dim, unbiased, keepdim, correction=correction), average(x, dim, keepdim)]
 
-    return RuleSet(spread, overall, along, along_with_mean, spread_with_mean)
+    return RuleSet(sample_variance, overall, sample_variance_with_mean)
 
 
-def power_length(x: Moments, order: float, dims: list[int], keepdim: bool) -> Moments:
+def _power_norm(x: Moments, order: float, dims: list[int], keepdim: bool) -> Moments:
     """y = (Σ |x|ᵖ)^(1/p), p > 1, linearised: ∂y/∂x = ±(|x|/y)ᵖ⁻¹."""
     length = torch.linalg.vector_norm(x.mean, order, dims, keepdim=True)
     slope = (x.mean.abs() / torch.where(length > 0, length, 1.0)) ** (order - 1)
@@ -110,7 +104,7 @@ def power_length(x: Moments, order: float, dims: list[int], keepdim: bool) -> Mo
     return Moments(length if keepdim else length.squeeze(dims), var)
 
 
-def length_rules(
+def vector_norm_rules(
     second: float, over: Callable[[Moments, list[int], bool], Moments], *, root: str, many: str, name: str
 ) -> RuleSet:
     """Rules of lengths and spreads; ``second`` weighs what is of second order, ``root`` says what a root neglects.
@@ -122,27 +116,30 @@ def length_rules(
             return root if ord == 2 or not second else None
         return f"{many}; |x| is taken as Gaussian, too" if math.isinf(ord) else DELTA
 
+    @in_float32
+    def norm(x: Moments, ord: float, dims: list[int], keepdim: bool) -> Any:
+        if ord == 2:
+            return root_of_square(sum_of_squares(x, dims, keepdim, second), second)
+        if ord != 1 and not math.isinf(ord):
+            return _power_norm(x, ord, dims, keepdim) if ord > 1 else NotImplemented
+        size = absolute(x) if second else Moments(x.mean.abs(), x.var)
+        if ord == 1:
+            return Moments(*(part.sum(dims, keepdim) for part in size))
+        return over(size, dims, keepdim) if ord > 0 else negate(over(negate(size), dims, keepdim))
+
     @rule(aten.linalg_vector_norm.default, approximation=of_order, mixes=True)
     def vector_norm(
         x: Moments, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> Any:
         """‖x‖ over dims: √Σ x², Σ |x|, max |x|, min |x|, or (Σ |x|ᵖ)^(1/p) for p > 1."""
-        x = x if dtype is None else Moments(*(part.to(dtype) for part in x))
-        dims, wide = dims_of(x.mean.ndim, dim), promote(x, torch.float32)
-        if ord == 2:
-            return restore(root_of_square(sum_of_squares(wide, dims, keepdim, second), second), like=x)
-        if ord == 1 or math.isinf(ord):
-            size = absolute(wide) if second else Moments(wide.mean.abs(), wide.var)
-            found = total(size, dims, keepdim) if ord == 1 else _extreme(over, size, dims, keepdim, ord > 0)
-            return restore(found, like=x)
-        return restore(power_length(wide, ord, dims, keepdim), like=x) if ord > 1 else NotImplemented
+        return norm(cast(x, dtype), ord, dims_of(x.mean.ndim, dim), keepdim)
 
     @rule(functions.modulus, approximation=root, mixes=True, takes_complex=True)
     def modulus(z: Moments) -> Any:
         """√(a² + b²)."""
         return vector_norm(Moments(*map(torch.view_as_real, z)), 2, [-1])
 
-    spreads = spread_rules("var", second, None), spread_rules("std", second, root)
+    spreads = sample_variance_rules("var", second, None), sample_variance_rules("std", second, root)
     return RuleSet(vector_norm, modulus, *spreads, _distances(vector_norm), _cosine(second), name=name)
 
 
@@ -178,19 +175,13 @@ def _cosine(second: float) -> Rule:
         if any(part.mean.ndim < -dim or part.mean.size(dim) != full.size(dim) for part in (x, y) if is_random(part)):
             return NotImplemented  # one entry that stands in several places
         whole = (Moments(*(part.expand_as(full) for part in as_moments(each))) for each in (x, y))
-        x, y = (_unit(promote(part, torch.float32), dim, eps, second) for part in whole)
+        x, y = (_unit(promote(part), dim, eps, second) for part in whole)
         c = (x.mean * y.mean).sum(dim, keepdim=True)
         var = (y.mean - c * x.mean).square() * x.var + (x.mean - c * y.mean).square() * y.var
         var = var + second * (x.var * y.var + 0.5 * c * c * (x.var * x.var + y.var * y.var))
         return restore(Moments(c.squeeze(dim), var.sum(dim)), like=like)
 
     return cosine_similarity
-
-
-def _extreme(
-    over: Callable[[Moments, list[int], bool], Moments], x: Moments, dims: list[int], keepdim: bool, largest: bool
-) -> Moments:
-    return over(x, dims, keepdim) if largest else negate(over(negate(x), dims, keepdim))
 
 
 def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:
@@ -200,4 +191,4 @@ def _unit(x: Moments, dim: int, eps: float, second: float) -> Moments:
     return Moments(x.mean * factor, x.var * factor * factor)
 
 
-LENGTH = length_rules(1.0, largest_over, root=GAMMA, many=CLARK, name="lengths")
+VECTOR_NORMS = vector_norm_rules(1.0, largest_over, root=GAMMA, many=CLARK, name="vector norms")
