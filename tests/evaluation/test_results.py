@@ -153,8 +153,6 @@ def test_missing_and_unwritable_folders(tmp_path):
         ({"seed": 2**63}, "seed must be a whole number"),
         ({"fidelity": [{"path": 3}]}, "fidelity must be a list of entries with a path and numbers"),
         ({"fidelity": [{"path": "a", "variance_ratio": "high"}]}, "fidelity must be"),
-        ({"time": 3}, "time must be text, or None"),
-        ({"revision": 3}, "revision must be text, or None"),
         ({"seed": True}, "seed must be a whole number"),
         ({"examples": 0}, "above 0"),
         ({"metrics": {}}, "metrics must be"),

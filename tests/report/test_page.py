@@ -20,10 +20,10 @@ from varprop.errors import ResultsError
 from varprop.evaluation.results import Results, Row
 from varprop.evaluation.thresholds import certify
 from varprop.report import write_report
+from varprop.report.certified import certified_coverage
 from varprop.report.figures import Drawing
-from varprop.report.opening import opening
 from varprop.report.page import _image
-from varprop.report.panel import MOST_EXAMPLES
+from varprop.report.risk_slider import MOST_EXAMPLES
 from varprop.report.style import drawing_style, figure
 from varprop.report.summary import Summary
 
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 
 
 def data_of(text):
-    return json.loads(re.search(r'<script type="application/json" id="panel-data">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(re.search(r'id="operating-points">(.*?)</script>', text, re.DOTALL)[1])
 
 
 def test_the_page_is_whole_and_stands_alone(report):
@@ -85,7 +85,7 @@ def test_pictures_show_what_was_drawn():
     assert {"0.500", "0.525", "0.550", '"a" < b\'s c'} <= set(words)
     (image,) = svg.iter("{http://www.w3.org/2000/svg}image")
     kind, _, data = image.get("href").partition(",")
-    assert kind == "data:image/webp;base64"
+    assert kind == "data:image/png;base64"
     assert np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).any()
     assert '"' not in uri
 
@@ -93,7 +93,7 @@ def test_pictures_show_what_was_drawn():
 def test_figures_have_words_and_tables_have_headers(report):
     page = Page(report.read_text())
     figures = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert len(figures) == 1 + 13 + 2 + 1 + 3  # opening, metrics, curves, diagrams, layers
+    assert len(figures) == 1 + 13 + 2 + 1 + 3  # certified, metrics, curves, diagrams, layers
     assert all(len(attributes["alt"]) > 20 for attributes in figures)
     cells = [attributes for tag, attributes in page.elements if tag == "th"]
     assert all(attributes.get("scope") in {"row", "col"} for attributes in cells)
@@ -249,4 +249,4 @@ def test_the_risk_that_is_told_of_is_one_at_which_all_answer(tmp_path, often, ri
         arrays = {"confidence": confidence, "correctness": right}
         arrays |= {"held_out_confidence": confidence, "held_out_correctness": right}
         results.add(Row("d", method, 0, 2000, {"accuracy": float(right.mean())}), arrays)
-    assert opening(results, Summary(results.rows), "d").risk == risk
+    assert certified_coverage(results, Summary(results.rows), "d").risk == risk

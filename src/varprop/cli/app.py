@@ -28,7 +28,7 @@ from varprop.cli.references import (
     tried,
     writable,
 )
-from varprop.cli.screen import show, show_opening, show_points
+from varprop.cli.screen import show, show_certified, show_points
 from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
@@ -80,7 +80,7 @@ def demo(
     console.print("training with AdamW, calibrating with vp.fit, abstaining with a guarantee", highlight=False)
     results = demonstrate(out, numbers(seeds), samples=samples, costs=costs)
     show(results, console)
-    show_opening(results, console)
+    show_certified(results, console)
     _report(out, None, console)
     console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
 

@@ -11,8 +11,8 @@ from varprop.errors import InputError
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results, Row
 from varprop.evaluation.thresholds import LEVEL, OperatingPoint, certify, meet
-from varprop.report import lineup, tables
-from varprop.report.opening import opening
+from varprop.report import shown_methods, tables
+from varprop.report.certified import certified_coverage
 from varprop.report.summary import Summary
 from varprop.report.tables import BEST, BETTER, WORSE
 
@@ -32,13 +32,13 @@ def show(results: Results, console: Console) -> None:
             console.print(table)
 
 
-def show_opening(results: Results, console: Console) -> None:
-    """What a report opens with, in words."""
+def show_certified(results: Results, console: Console) -> None:
+    """What each method answers at a certified risk, in words."""
     summary = Summary(results.rows)
     for experiment in summary.experiments:
-        found = opening(results, summary, experiment)
+        found = certified_coverage(results, summary, experiment)
         if found is not None:
-            console.print(f"[bold]{escape(found.text)}[/bold]\n{escape(found.verdict)}", highlight=False)
+            console.print(f"[bold]{escape(found.headline)}[/bold]\n{escape(found.verdict)}", highlight=False)
             _show_clear(summary, experiment, found.reference, console)
 
 
@@ -51,8 +51,8 @@ def _show_clear(summary: Summary, experiment: str, reference: str, console: Cons
         better, worse = (
             ", ".join(t for t, word in judged.items() if word == kind) or "nothing" for kind in (BETTER, WORSE)
         )
-        text = f"beside {lineup.spoken(method)}, by more than two standard errors: better in {better}; worse in {worse}"
-        console.print(escape(text), highlight=False)
+        text = f"by more than two standard errors: better in {better}; worse in {worse}"
+        console.print(escape(f"beside {shown_methods.in_prose(method)}, {text}"), highlight=False)
 
 
 def show_points(results: Results, risk: float, console: Console) -> None:
@@ -81,8 +81,8 @@ def _table(heading: str, *columns: str) -> Table:
 
 
 def _points(results: Results, row: Row, risk: float) -> tuple[str, ...]:
-    scores = lineup.held(results, row)
-    if scores is None:
+    scores = results.scores(row)
+    if scores is None or "held_out_confidence" not in scores:
         return ("not known",)
     certified, met = certify(scores, risk), meet(scores, risk)
     threshold = f"{certified.threshold:.4f}" if certified else "none is enough"

@@ -90,10 +90,6 @@ def _named(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_NAME
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
@@ -120,17 +116,13 @@ def _curved(value: Any) -> bool:
 _CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("row", _named, f"a name of at most {LONGEST_NAME} printable characters"),
     ("method", _named, f"a name of at most {LONGEST_NAME} printable characters"),
-    ("seed", lambda v: _whole(v) and abs(v) < 2**63, "a whole number of at most 63 bits"),
-    ("examples", lambda v: _whole(v) and v > 0, "a whole number above 0"),
+    ("seed", lambda v: type(v) is int and abs(v) < 2**63, "a whole number of at most 63 bits"),
+    ("examples", lambda v: type(v) is int and v > 0, "a whole number above 0"),
     ("metrics", lambda v: bool(v) and _measured(v, METRICS), f"numbers for {', '.join(METRICS)}"),
     ("cost", lambda v: v is None or _measured(v, ("plain", "sample")), "numbers for plain and sample"),
     ("scales", lambda v: v is None or _measured(v), "numbers by module path, or None"),
     ("fidelity", lambda v: v is None or _listed(v), "a list of entries with a path and numbers, or None"),
     ("curve", lambda v: v is None or _curved(v), f"{POINTS} numbers in [0, 1], or None"),
-    ("config", lambda v: isinstance(v, Mapping), "a mapping"),
-    ("versions", lambda v: isinstance(v, Mapping), "a mapping"),
-    ("revision", lambda v: v is None or isinstance(v, str), "text, or None"),
-    ("time", lambda v: v is None or isinstance(v, str), "text, or None"),
 )
 
 
