@@ -234,6 +234,15 @@ def test_without_typer_in_a_fresh_process():
 
 
 @pytest.mark.second
+def test_the_extra_cli_is_enough():
+    """Packages that draw figures or read models are asked for by the commands that use them, and by no import."""
+    others = ("matplotlib", "jinja2", "PIL", "sklearn", "transformers", "onnxruntime", "pyarrow")
+    code = f"import sys; sys.modules.update(dict.fromkeys({others})); import varprop.cli.app"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.second
 def test_the_installed_command(tmp_path):
     command = [sys.executable, "-c", "from varprop.cli.entry import main; main()", "report", str(tmp_path / "none")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

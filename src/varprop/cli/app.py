@@ -15,8 +15,9 @@ from rich.table import Table
 
 from varprop.calibration import fitting, scales
 from varprop.calibration.fixed_epochs import FixedEpochs
-from varprop.cli import shell, shipping
+from varprop.cli import deployment_commands, shell
 from varprop.cli.demo import demonstrate
+from varprop.cli.deployment_commands import OptionalModel
 from varprop.cli.references import (
     batches_of,
     call,
@@ -25,7 +26,6 @@ from varprop.cli.references import (
     link_of,
     model_of,
     numbers,
-    tried,
     writable,
 )
 from varprop.cli.screen import show, show_certified, show_points
@@ -98,7 +98,6 @@ def audit(
     mean = {name: parameter.detach() for name, parameter in network.named_parameters()}
     posterior = Posterior.from_tensors(mean, {name: torch.full_like(w, 1e-6) for name, w in mean.items()})
     args, kwargs = inputs_of(network, shape)
-    tried(network, args, kwargs)
     table = auditing.audit(network, posterior, *args, rules=NAMED[rules], **kwargs)
     typer.echo(table)
     raise typer.Exit(1 if table.missing else 0)
@@ -146,9 +145,7 @@ def predict(
     folder: Annotated[Path, typer.Argument(help="What fit, or save_pretrained, wrote.")],
     data: Annotated[str, typer.Option(help="module:function that returns inputs, or batches of them.")],
     out: Annotated[Path, typer.Option(help="File for the predictions: .csv or .safetensors.")],
-    model: Annotated[
-        str | None, typer.Option(help="module:function that returns the model, if it is none of transformers.")
-    ] = None,
+    model: OptionalModel = None,
     device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
@@ -210,8 +207,6 @@ def bench(
     place = device_named(device)
     gaussian, network = Posterior.load(posterior).to(place), model_of(model).to(place)
     args, kwargs = inputs_of(network, shape)
-    args, kwargs = tuple(x.to(place) for x in args), {name: x.to(place) for name, x in kwargs.items()}
-    tried(network, args, kwargs)
     costs = relative_costs(chosen, network, gaussian, *args, **kwargs)
     if not costs:
         raise InputError("there is nothing to compare without a compiler: install one for C++, such as g++")
@@ -236,8 +231,8 @@ def report(
     _report(folder, out, console)
 
 
-app.command(epilog="Example: varprop score predictor data scores --key id")(shipping.score)
-app.command(epilog="Example: varprop serve predictor --port 8000")(shipping.serve)
+app.command(epilog="Example: varprop score predictor data scores --key id")(deployment_commands.score)
+app.command(epilog="Example: varprop serve predictor --port 8000")(deployment_commands.serve)
 
 
 def _report(folder: Path, out: Path | None, console: Console) -> None:

@@ -131,7 +131,7 @@ def _curves(experiment: str, table: pd.DataFrame, styles: dict[str, Style], name
 
 
 def reliability(
-    experiment: str, scores: dict[str, Sequence[Scores]], errors: Mapping[str, float], styles: dict[str, Style]
+    experiment: str, scores: Mapping[str, Sequence[Scores]], errors: Mapping[str, float], styles: dict[str, Style]
 ) -> Drawing | None:
     """Accuracy by confidence over all seeds, a diagram per method; narrow bars at the bottom show where examples lie.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Row
@@ -15,6 +17,7 @@ from varprop.report.figures import Drawing, Tooltip
 from varprop.report.style import IDEAL, INK, PALETTE, SURFACE, Style, drawable, figure, log_axis
 
 _LONGEST = 34  # characters of a path that a narrow page has room for
+_POINT: dict[str, Any] = {"ms": 4.8, "mec": SURFACE, "mew": 0.5, "elinewidth": 1, "zorder": 3}
 
 
 def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Drawing | None:
@@ -26,14 +29,15 @@ def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Dr
     logs = np.log(data["alpha"]).groupby([data["method"], data["path"]], sort=False)
     data["geometric_mean"] = np.exp(logs.transform("mean"))
     low, high = data["alpha"].min(), data["alpha"].max()
-    axes, height, tooltips = _draw_modules(np.exp(logs.mean()), np.nan * logs.mean(), styles, "α = ")
+    fig, height, tooltips = _draw_modules(np.exp(logs.mean()), np.nan * logs.mean(), styles, "α = ")
+    (axes,) = fig.axes
     seeds = height.loc[list(zip(data["method"], data["path"], strict=True))]
     axes.scatter(data["alpha"], seeds, 11, [styles[m].colour for m in data["method"]], alpha=0.35, lw=0, zorder=2)
     log_axis(axes.xaxis, [low, high, 0.8, 1.25])
     axes.axvline(1, **IDEAL)
     axes.set_xlabel("Variance scale α (1 = as propagated)", loc="right")
     alt = f"Learned variance scale of {data['path'].nunique()} modules, from {low:.2g} to {high:.2g}"
-    return Drawing(experiment, "scales", "Learned variance scales", alt, axes.figure, data, tooltips)
+    return Drawing(experiment, "scales", "Learned variance scales", alt, fig, data, tooltips)
 
 
 def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
@@ -72,7 +76,8 @@ def _fidelity(
     plain = None
     if name == "mean_error":
         plain = found.groupby(level="path", sort=False)["plain_error"].first()
-    axes, _, tooltips = _draw_modules(found[name], found[f"{name}_sem"], styles, plain=plain)
+    fig, _, tooltips = _draw_modules(found[name], found[f"{name}_sem"], styles, plain=plain)
+    (axes,) = fig.axes
     if plain is None:
         log_axis(axes.xaxis, [found[name].min(), found[name].max(), 0.8, 1.25])
         axes.axvline(1, **IDEAL)
@@ -83,18 +88,18 @@ def _fidelity(
     words = "; ".join(f"{method_of(m).title} from {low:.2g} to {high:.2g}" for m, low, high in spans.itertuples())
     data = found[[name, f"{name}_sem", "plain_error"]].reset_index()
     stem, alt = f"fidelity-{name.replace('_', '-')}", f"{label}, per module: {words}"
-    return Drawing(experiment, stem, title, alt, axes.figure, data, tooltips)
+    return Drawing(experiment, stem, title, alt, fig, data, tooltips)
 
 
 def _draw_modules(
     values: pd.Series, errors: pd.Series, styles: dict[str, Style], symbol: str = "", plain: pd.Series | None = None
-) -> tuple[Axes, pd.Series, tuple[Tooltip, ...]]:
+) -> tuple[Figure, pd.Series, tuple[Tooltip, ...]]:
     """Values by method and path, one line of the figure per path; and those of the plain network, by path.
 
     Returns how high each value stands, too.
     """
     paths, methods = list(values.index.unique("path")), list(values.index.unique("method"))
-    axes = _axes_of(paths)
+    fig, axes = _axes_of(paths)
     # Methods share a line of height 1 without covering each other.
     offsets = [0.36 * (i - (len(methods) - 1) / 2) / max(1, len(methods) - 1) for i in range(len(methods))]
     height = pd.Series([paths.index(p) + offsets[methods.index(m)] for m, p in values.index], values.index)
@@ -105,20 +110,20 @@ def _draw_modules(
         tooltips += [Tooltip(axes, x, y, f"{path}, plain network: {x:.3g}") for y, path, x in known]
     for method in methods:
         style, title, at, y = styles[method], method_of(method).title, values[method], height[method]
-        look = {"color": style.colour, "ms": 4.8, "mec": SURFACE, "mew": 0.5, "elinewidth": 1, "zorder": 3}
-        axes.errorbar(at, y, xerr=errors[method], fmt=style.marker, label=title, **look)
+        axes.errorbar(at, y, xerr=errors[method], fmt=style.marker, color=style.colour, label=title, **_POINT)
         tooltips += [Tooltip(axes, x, y[path], f"{path}, {title}: {symbol}{x:.3g}") for path, x in at.items()]
-    axes.figure.legend(loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.4)
-    return axes, height, tuple(tooltips)
+    fig.legend(loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.4)
+    return fig, height, tuple(tooltips)
 
 
-def _axes_of(paths: Sequence[str]) -> Axes:
+def _axes_of(paths: Sequence[str]) -> tuple[Figure, Axes]:
     """Axes with one line per path, the first on top. A long list gets thin lines, and names for some."""
     line = min(0.2, max(0.07, 9 / len(paths)))
     every = math.ceil(0.15 / line)
-    axes = figure(3.9, 1.0 + max(3, len(paths)) * line).subplots()
+    fig = figure(3.9, 1.0 + max(3, len(paths)) * line)
+    axes = fig.subplots()
     axes.set_ylim(len(paths) - 0.4, -0.6)
     names = [path if len(path) <= _LONGEST else f"…{path[1 - _LONGEST :]}" for path in paths]  # ends tell them apart
     axes.set_yticks(range(0, len(paths), every), names[::every], fontsize=7.5, color=INK)
     axes.tick_params(axis="y", length=0)
-    return axes
+    return fig, axes

@@ -16,7 +16,7 @@ from varprop.deployment.artifact import open_artifact
 from varprop.deployment.exporting import needed
 
 Artifact = Annotated[Path, typer.Argument(help="What save_pretrained wrote, or an .onnx file that vp.export wrote.")]
-Model = Annotated[
+OptionalModel = Annotated[
     str | None, typer.Option(help="module:function that returns the model, if it is none of transformers.")
 ]
 
@@ -32,7 +32,7 @@ def score(
     rows: Annotated[int, typer.Option(min=1, help="In one file of the scores.")] = 4096,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one pass.")] = 64,
     ray: Annotated[int, typer.Option(min=0, help="So many workers of Ray Data instead of this process.")] = 0,
-    model: Model = None,
+    model: OptionalModel = None,
     device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
@@ -61,7 +61,7 @@ def serve(
     batch_size: Annotated[int, typer.Option(min=1, help="Requests answered in one pass, at most.")] = 16,
     delay: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for more requests.")] = 5.0,
     megabytes: Annotated[int, typer.Option(min=1, help="Of a request, at most.")] = 16,
-    model: Model = None,
+    model: OptionalModel = None,
     device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
