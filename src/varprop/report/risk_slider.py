@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import method_of
@@ -13,7 +16,7 @@ from varprop.evaluation.results import Results
 from varprop.evaluation.thresholds import LEVEL, Finder, certify, meet
 from varprop.report import shown_methods
 from varprop.report.certified import certified_coverage, held_out_scores
-from varprop.report.style import styles, web_image
+from varprop.report.style import styles
 from varprop.report.summary import Summary
 
 MOST_EXAMPLES = 400
@@ -101,5 +104,7 @@ def _sheet(images: np.ndarray) -> dict[str, Any]:
     sheet[:count] = images
     sheet = sheet.reshape(down, across, *images.shape[1:]).swapaxes(1, 2).reshape(down * height, across * width, -1)
     colours = sheet if sheet.shape[2] == 3 else sheet.repeat(3, axis=2)
-    uri = web_image(colours, quality=90)
+    out = io.BytesIO()
+    Image.fromarray(colours).save(out, "webp", method=6, quality=90)
+    uri = f"data:image/webp;base64,{base64.b64encode(out.getvalue()).decode()}"
     return {"uri": uri, "count": count, "across": across, "down": down, "width": width, "height": height}
