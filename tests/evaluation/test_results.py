@@ -201,7 +201,7 @@ def test_damaged_or_pickled_scores_are_named_and_not_loaded(tmp_path):
         with sqlite3.connect(results.file) as db:
             db.execute("UPDATE rows SET scores = ?", (damaged,))
         db.close()
-        with pytest.raises(ResultsError, match="the scores of .* are no whole npz file"):
+        with pytest.raises(ResultsError, match="scores of .* are no whole npz file"):
             results.scores(ROW)
 
 

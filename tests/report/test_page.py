@@ -110,7 +110,7 @@ def test_the_table_shows_means_errors_and_the_best(report, made):
     assert "mean, MC-4, MC-8, Streamlining, CVP and stubborn; 3 seeds each" in words
 
 
-def test_the_panel_holds_few_numbers(report, made):
+def test_the_slider_looks_up_few_numbers(report, made):
     experiment = data_of(report.read_text())["experiments"][0]
     assert experiment["seeds"] == ["0", "1", "2"]
     assert set(experiment["runs"]["0"]) == {"mean", "mc-4", "mc-8", "streamlining", "cvp", "stubborn"}
@@ -191,7 +191,7 @@ def test_many_thumbnails_are_limited(tmp_path):
     assert experiment["sheet"]["count"] == len(experiment["runs"]["0"]["cvp"]["rank"]) == MOST_EXAMPLES
 
 
-def test_the_report_opens_with_what_is_certified(report, made):
+def test_the_report_begins_with_what_is_certified(report, made):
     """The sentence, by hand; and nothing is claimed that lies within noise."""
     words = " ".join("".join(Page(report.read_text()).words).split())
     risk = float(re.search(r"At most (\d+) % errors, certified", words)[1]) / 100
@@ -241,7 +241,7 @@ def test_without_a_package_the_error_says_what_to_install(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("often", "risk"), [(0, 0.01), (40, 0.05), (2, 0.01)], ids=["never", "at times", "half"])
-def test_the_risk_that_is_told_of_is_one_at_which_all_answer(tmp_path, often, risk):
+def test_the_headline_has_a_risk_at_which_all_answer(tmp_path, often, risk):
     """Temperature scaling is certified at any; of CVP every so many answers are wrong. If it is at none, another is."""
     results, index = Results(tmp_path), np.arange(2000)
     for method, wrong in (("temperature", index < 0), ("cvp", index % often == 0 if often else index < 0)):

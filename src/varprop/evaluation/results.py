@@ -75,15 +75,13 @@ class Row:
 
     def __post_init__(self) -> None:
         name = f"a name of at most {LONGEST_NAME} printable characters"
+        metrics = f"numbers for {', '.join(METRICS)}"
         checks = {
             "row": (_is_name(self.row), name),
             "method": (_is_name(self.method), name),
             "seed": (type(self.seed) is int and abs(self.seed) < 2**63, "a whole number of at most 63 bits"),
             "examples": (type(self.examples) is int and self.examples > 0, "a whole number above 0"),
-            "metrics": (
-                bool(self.metrics) and _are_numbers(self.metrics, METRICS),
-                f"numbers for {', '.join(METRICS)}",
-            ),
+            "metrics": (bool(self.metrics) and _are_numbers(self.metrics, METRICS), metrics),
             "cost": (self.cost is None or _are_numbers(self.cost, ("plain", "sample")), "numbers for plain and sample"),
             "curve": (self.curve is None or _is_curve(self.curve), f"{POINTS} numbers in [0, 1], or None"),
         }
@@ -142,7 +140,7 @@ class Results:
         found = self._select("SELECT scores FROM rows WHERE row = ? AND method = ? AND seed = ?", row.key)
         if not found or found[0][0] is None:
             return None
-        where = f"{self.file}: the scores"
+        where = f"{self.file}: scores"
         return check_scores(unpack(found[0][0], f"{where} of {row.key}"), row.key, row.examples, where)
 
     def keep(self, name: str, arrays: Mapping[str, Any]) -> None:
