@@ -94,7 +94,7 @@ def agreement(summary: Summary, scope: Scope) -> Table | None:
 
     1 is the same order, 0 none in common, −1 the opposite one. Ties count for neither.
     """
-    rows = [str(summary.said(experiment, "paper")) for experiment in scope]
+    rows = [str(summary.setting(experiment, "paper")) for experiment in scope]
     if not set(rows) <= set(benchmarks()):
         return None
     ours, lines = summary.estimates(scope).mean, []
@@ -112,7 +112,7 @@ def agreement(summary: Summary, scope: Scope) -> Table | None:
     if not lines:
         return None
     header = ["Metric", "Kendall's τ", "Pairs in the paper's order", "In the opposite one", "Methods"]
-    stood = [row for row, experiment in zip(rows, scope, strict=True) if summary.said(experiment, "stand_in")]
+    stood = [row for row, experiment in zip(rows, scope, strict=True) if summary.setting(experiment, "stand_in")]
     aside = f"; a stand-in for {', '.join(stood)}" if stood else ""
     title = f"{summary.heading(scope)}: the paper's order of the methods and ours{aside}"
     return words("agreement", name_of(scope), title, pd.DataFrame(lines, columns=header))

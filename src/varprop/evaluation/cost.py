@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.benchmark import timer  # of the CPU, once the GPU is done
 
 from varprop.evaluation.methods import Method
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
 from varprop.prediction.monte_carlo import MonteCarlo
+from varprop.prediction.predictors import device_of
 from varprop.rules import RuleSet
 
 Cost = dict[str, float]
@@ -45,7 +46,7 @@ def relative_costs(
     draws = iter(MonteCarlo(model, posterior, 1 + rounds).weights())
     functions[DRAW] = lambda *_, **__: next(draws)
     next(draws)
-    medians = _medians(functions, args, kwargs, rounds)
+    medians = _medians(functions, args, kwargs, rounds, device_of(model))
     plain, sample = medians[PLAIN], medians[PLAIN] + medians[DRAW]
 
     def cost(method: Method) -> float:
@@ -65,12 +66,17 @@ def _propagation(model: nn.Module, posterior: Posterior, rules: RuleSet, args: A
 
 
 def _medians(
-    functions: dict[RuleSet | str, Callable[..., Any]], args: Any, kwargs: Any, rounds: int
+    functions: dict[RuleSet | str, Callable[..., Any]], args: Any, kwargs: Any, rounds: int, device: torch.device
 ) -> dict[RuleSet | str, float]:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
     seconds: dict[RuleSet | str, list[float]] = {key: [] for key in functions}
     for _ in range(rounds):
         for key, function in functions.items():
-            start = timer()
+            start = now()
             function(*args, **kwargs)
-            seconds[key].append(timer() - start)
+            seconds[key].append(now() - start)
     return {key: statistics.median(found) for key, found in seconds.items()}

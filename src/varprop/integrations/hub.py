@@ -24,6 +24,7 @@ class HubPredictor(ModelHubMixin, library_name="varprop"):
     of ``from_pretrained`` are those of ``vp.load``.
     """
 
+    # Not called predictor: from_pretrained fills arguments from entries of config.json, which has one of that name.
     def __init__(self, held: Predictor, evaluation: Any = None) -> None:
         if not isinstance(held, Predictor):
             raise InputError(f"a predictor is pushed, vp.fit(model, held_out), not a {type(held).__name__}")

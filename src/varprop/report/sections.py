@@ -55,8 +55,8 @@ def _certificate(summary: Summary, experiment: str, risk: float) -> str:
         f"Certified: each method's threshold is found on held-out examples so that its true risk is at most "
         f"{100 * risk:g} % with a probability of {100 * LEVEL:g} %, and then used on the test set."
     )
-    if summary.said(experiment, "certified_on"):
-        return f"{promise} The examples are {summary.said(experiment, 'certified_on')}."
+    if summary.setting(experiment, "certified_on"):
+        return f"{promise} The examples are {summary.setting(experiment, 'certified_on')}."
     return f"{promise} Methods were fitted on the same held-out examples, which the promise does not allow for."
 
 
@@ -160,7 +160,7 @@ def runs(results: Results, summary: Summary) -> Section:
         facts = {
             "Seeds": ", ".join(map(str, summary.seeds(experiment))),
             "Test examples": _each(f"{row.examples:,}" for row in rows),
-            "About": summary.said(experiment, "about") or "",
+            "About": summary.setting(experiment, "about") or "",
             "Settings": _shared([{k: v for k, v in row.config.items() if k not in _ELSEWHERE} for row in rows]),
             "Versions": _shared([row.versions for row in rows]),
             "Revision": _each(row.revision or "" for row in rows),
