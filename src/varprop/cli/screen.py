@@ -44,12 +44,11 @@ def show_certified(results: Results, console: Console) -> None:
 
 def _show_clear(summary: Summary, experiment: str, reference: str, console: Console) -> None:
     """In which metrics the method differs from each other one by more than two standard errors over seeds."""
-    gaps = summary.differences((experiment,), reference)
-    for method in gaps.mean.index if len(summary.seeds(experiment)) > 1 else ():
-        pairs = {c: (gaps.mean.at[method, c.key], gaps.sem.at[method, c.key]) for c in summary.columns if not c.timed}
-        judged = {c.title: tables.judge(mean, sem, c.higher, errors=2) for c, (mean, sem) in pairs.items()}
+    found = tables.differences(summary, (experiment,), reference) if len(summary.seeds(experiment)) > 1 else None
+    for method, marks in zip(found.methods, found.marks.to_numpy(), strict=True) if found else ():
         better, worse = (
-            ", ".join(t for t, word in judged.items() if word == kind) or "nothing" for kind in (BETTER, WORSE)
+            ", ".join(c.title for c, mark in zip(summary.columns, marks[1:], strict=True) if mark == kind) or "nothing"
+            for kind in (BETTER, WORSE)
         )
         text = f"by more than two standard errors: better in {better}; worse in {worse}"
         console.print(escape(f"beside {shown_methods.in_prose(method)}, {text}"), highlight=False)

@@ -83,7 +83,7 @@ def _image(drawing: Drawing) -> tuple[str, list[tuple[float, float, str]]]:
 
 
 def _shortened(svg: str) -> str:
-    """For a URI in double quotes: a third as long, without what no screen shows and with each style written once."""
+    """For a URI in double quotes, half as long: without what no screen shows, and with each style written once."""
     svg = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><").replace("xlink:href", "href").strip()
     svg = re.sub(r' (xmlns:xlink="[^"]*"|transform="rotate\(-0 [^"]*")', "", svg)
