@@ -15,7 +15,7 @@ from experiments.paper.published import benchmark_of, compared
 from experiments.paper.verdicts import agreement, order, verdict
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
-from varprop.report import lineup, sections, tables, write_report
+from varprop.report import sections, shown_methods, tables, write_report
 from varprop.report.columns import NAMED
 from varprop.report.figures import Drawing, against_time, draw_pareto
 from varprop.report.page import Group, Section
@@ -70,7 +70,7 @@ def inside(results: Results, summary: Summary) -> Section | None:
     )
     parts = []
     for experiment in summary.experiments:
-        methods = lineup.scaled(summary.methods_in((experiment,)))
+        methods = shown_methods.scaled(summary.methods_in((experiment,)))
         norms = kept_norms(results, experiment)
         drawn = [
             block_scales(experiment, summary.of(experiment), methods),
@@ -112,5 +112,5 @@ def _few(points: pd.DataFrame) -> list[bool]:
     return [slug in main or method_of(slug).samples is not None for slug in points.index]
 
 
-_OPENING, _OUTCOMES, *_REST, _RUNS = SECTIONS
-PAPER_SECTIONS: tuple[Maker, ...] = (_OPENING, outcomes, macro, verdicts, *_REST, inside, _RUNS)
+_CERTIFIED, _OUTCOMES, *_REST, _RUNS = SECTIONS
+PAPER_SECTIONS: tuple[Maker, ...] = (_CERTIFIED, outcomes, macro, verdicts, *_REST, inside, _RUNS)

@@ -29,8 +29,8 @@ FEWEST = 2
 def chosen(summary: Summary) -> dict[str, str | None]:
     """The experiment for each benchmark of the paper: it, or else what stands in for it, or else nothing."""
     found: dict[str, str | None] = dict.fromkeys(benchmarks())
-    for experiment in sorted(summary.experiments, key=lambda each: bool(summary.said(each, "stand_in"))):
-        benchmark = summary.said(experiment, "paper")
+    for experiment in sorted(summary.experiments, key=lambda each: bool(summary.setting(each, "stand_in"))):
+        benchmark = summary.setting(experiment, "paper")
         if benchmark in found and found[benchmark] is None:
             found[benchmark] = experiment
     return found
@@ -81,7 +81,7 @@ def listing(summary: Summary, rows: dict[str, str | None]) -> Table:
         if experiment is None:
             lines.append((benchmark, "missing", "", ""))
             continue
-        kind = "stand-in" if summary.said(experiment, "stand_in") else "the benchmark itself"
+        kind = "stand-in" if summary.setting(experiment, "stand_in") else "the benchmark itself"
         lines.append((benchmark, summary.title(experiment), kind, str(len(summary.seeds(experiment)))))
     cells = pd.DataFrame(lines, columns=["Benchmark of the paper", "Here", "Which is", "Seeds"])
     return words("macro-rows", "average", "What is averaged", cells)

@@ -82,8 +82,8 @@ def averaged(rows: Sequence[str], method: str, key: str) -> Published | None:
 
 def benchmark_of(summary: Summary, experiment: str) -> str | None:
     """The row of the paper that an experiment reproduces; None for one that only stands in for it."""
-    found = summary.said(experiment, "paper")
-    return found if found in benchmarks() and not summary.said(experiment, "stand_in") else None
+    found = summary.setting(experiment, "paper")
+    return found if found in benchmarks() and not summary.setting(experiment, "stand_in") else None
 
 
 def compared(summary: Summary, scope: Scope, table: Table) -> Table:
@@ -93,7 +93,7 @@ def compared(summary: Summary, scope: Scope, table: Table) -> Table:
     """
     rows = [row for experiment in scope if (row := benchmark_of(summary, experiment))]
     if len(rows) < len(scope):
-        meant = summary.said(scope[0], "paper") if len(scope) == 1 else None
+        meant = summary.setting(scope[0], "paper") if len(scope) == 1 else None
         return replace(table, title=f"{table.title}; a stand-in for the paper's {meant}") if meant else table
     if table.kind == "ablation":
         every = set(rows) == set(benchmarks())

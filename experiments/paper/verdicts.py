@@ -13,7 +13,7 @@ from scipy.stats import kendalltau
 
 from experiments.paper.published import ablation, averaged, benchmark_of, benchmarks
 from varprop.evaluation.methods import method_of
-from varprop.report import lineup
+from varprop.report import shown_methods
 from varprop.report.columns import NAMED, Column
 from varprop.report.summary import Scope, Summary, name_of
 from varprop.report.tables import BETTER, WORSE, Table, judge, words
@@ -31,7 +31,7 @@ def verdict(summary: Summary, scope: Scope) -> Table | None:
     columns = [column for column in JUDGED if column in summary.columns]
     if len(methods) < 2 or not columns:
         return None
-    reference = lineup.reference(methods)
+    reference = shown_methods.reference(methods)
     found = summary.differences(scope, reference)
     if found.sem[[column.key for column in columns]].isna().all(axis=None):
         return None  # one seed: there is nothing to tell a difference from noise by
@@ -58,7 +58,7 @@ def _worded(mean: float, sem: float, column: Column) -> str:
 
 def order(summary: Summary, scope: Scope) -> Table | None:
     """The methods of the ablation by AURC: our order beside the paper's, where the rows are the paper's."""
-    methods = lineup.ablated(summary.methods_in(scope))
+    methods = shown_methods.ablated(summary.methods_in(scope))
     if not all(benchmark_of(summary, experiment) for experiment in scope):
         return None
     theirs = {m: found.mean for m in methods if (found := ablation(m, AURC.key))}
@@ -94,7 +94,7 @@ def agreement(summary: Summary, scope: Scope) -> Table | None:
 
     1 is the same order, 0 none in common, −1 the opposite one. Ties count for neither.
     """
-    rows = [str(summary.said(experiment, "paper")) for experiment in scope]
+    rows = [str(summary.setting(experiment, "paper")) for experiment in scope]
     if not set(rows) <= set(benchmarks()):
         return None
     ours, lines = summary.estimates(scope).mean, []
@@ -112,7 +112,7 @@ def agreement(summary: Summary, scope: Scope) -> Table | None:
     if not lines:
         return None
     header = ["Metric", "Kendall's τ", "Pairs in the paper's order", "In the opposite one", "Methods"]
-    stood = [row for row, experiment in zip(rows, scope, strict=True) if summary.said(experiment, "stand_in")]
+    stood = [row for row, experiment in zip(rows, scope, strict=True) if summary.setting(experiment, "stand_in")]
     aside = f"; a stand-in for {', '.join(stood)}" if stood else ""
     title = f"{summary.heading(scope)}: the paper's order of the methods and ours{aside}"
     return words("agreement", name_of(scope), title, pd.DataFrame(lines, columns=header))

@@ -121,9 +121,6 @@ def test_slugs_and_titles():
 def test_unknown_methods_are_refused_with_those_there_are(slug):
     with pytest.raises(InputError, match=r"there is no method .*; there are mc-<samples>, mean, temperature, cvp, "):
         named(slug)
-
-
-def test_a_near_miss():
     with pytest.raises(InputError, match=r"no method 'streamlinning' \(did you mean streamlining\?\)"):
         named("streamlinning")
 

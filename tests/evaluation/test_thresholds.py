@@ -1,3 +1,5 @@
+"""What follows from the scores of each example: thresholds, the curve that a row keeps, bins of confidence."""
+
 import numpy as np
 import pytest
 import torch
@@ -5,9 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import varprop as vp
-from tests.evaluation.random_scores import random_scores
 from varprop import metrics
+from varprop.evaluation.evaluate import risk_curve
 from varprop.evaluation.thresholds import certify, meet
+from varprop.report.figures import reliability_bins
+
+
+def random_scores(seed, size=120, soft=False):
+    """Scores with many ties, of a predictor that is right as often as it says."""
+    rng = np.random.default_rng(seed)
+    levels = (0, 0.3, 0.6, 0.9, 1) if soft else (0, 1)
+    out = {}
+    for prefix, length in (("", size), ("held_out_", size - 20)):
+        confidence = rng.integers(1, 20, length) / 20
+        out[f"{prefix}confidence"] = confidence.astype(np.float32)
+        right = rng.random(length) < confidence
+        out[f"{prefix}correctness"] = np.where(right, rng.choice(levels[1:], length), 0.0)
+    return out
 
 
 def by_definition(scores, budget):
@@ -59,3 +75,28 @@ def test_what_is_certified_is_what_selective_answers():
     assert found.errors == int((decision.label != test[1])[decision.answered].sum())
     assert found.answered < meet(scores, 0.1).answered  # a promise costs coverage
     assert certify(scores, 1e-4) is None  # too few examples to promise that
+
+
+def test_what_a_row_keeps_is_the_curve_at_each_percent():
+    scores = random_scores(5, size=100)
+    confidence, correctness = (torch.from_numpy(scores[name]) for name in ("confidence", "correctness"))
+    kept = risk_curve(confidence, correctness)
+    # With 100 examples, the mean over all sizes is the AURC, ties averaged.
+    assert np.mean(kept) == pytest.approx(float(metrics.aurc(confidence, correctness)), abs=1e-6)
+    assert kept[-1] == pytest.approx(1 - scores["correctness"].mean(), abs=1e-6)
+    assert risk_curve(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])) == (0.5,) * 100
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_bins_give_the_ece(soft):
+    scores = [random_scores(seed, soft=soft) for seed in range(2)]
+    found = reliability_bins(scores)
+    gaps = (found["confidence"] - found["accuracy"]).abs().fillna(0) * found["share"]
+    joined = [torch.from_numpy(np.concatenate([s[k] for s in scores])) for k in ("confidence", "correctness")]
+    assert gaps.sum() == pytest.approx(float(metrics.ece(*joined)), abs=1e-9)
+    assert found["share"].sum() == pytest.approx(1)
+
+
+def test_confidence_one_lies_in_the_last_bin():
+    found = reliability_bins([{"confidence": np.array([1.0, 0.0]), "correctness": np.array([1.0, 0.0])}])
+    assert found["share"].tolist() == [0.5] + [0] * 13 + [0.5]

@@ -48,40 +48,35 @@ def check(predictor, net, posterior):
     assert (len(variances.unique()) > 1) == (posterior is not None)
 
 
-@pytest.mark.parametrize("posterior", [None, vp.Posterior.from_adam], ids=["isotropic", "adam"])
-def test_trainer(tmp_path, posterior):
+DATA = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+
+
+def train(folder, callback, eval_dataset=None, **options):
+    """With Hugging Face's Trainer; returns the network."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    from varprop.integrations.trainer_callback import FitAtTrainEnd
+    options |= {"max_steps": 4, "report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments, net = transformers.TrainingArguments(str(folder), **options), Net()
+    transformers.Trainer(net, arguments, None, DATA[:60], eval_dataset, callbacks=[callback]).train()
+    return net
 
-    data = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
-    callback = FitAtTrainEnd(DataLoader(data[60:], 30), posterior=posterior, **QUICK)
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=5, report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no"
-    )
-    trainer = transformers.Trainer(Net(), arguments, train_dataset=data[:60], callbacks=[callback])
-    trainer.train()
-    check(callback.predictor, trainer.model, posterior)
+
+@pytest.mark.parametrize("posterior", [None, vp.Posterior.from_adam], ids=["isotropic", "adam"])
+def test_trainer(tmp_path, posterior):
+    callback_of = pytest.importorskip("varprop.integrations.trainer_callback").FitAtTrainEnd
+    callback = callback_of(DataLoader(DATA[60:], 30), posterior=posterior, **QUICK)
+    net = train(tmp_path, callback)
+    check(callback.predictor, net, posterior)
 
 
 def test_trainer_that_evaluates(tmp_path):
     """What it evaluates on is calibrated on; without any, the message says what to give."""
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    from varprop.integrations.trainer_callback import FitAtTrainEnd
-
-    data = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
-    settings = {"max_steps": 4, "report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
-    callback = FitAtTrainEnd(**QUICK)
-    arguments = transformers.TrainingArguments(str(tmp_path), eval_strategy="steps", eval_steps=2, **settings)
-    trainer = transformers.Trainer(
-        Net(), arguments, train_dataset=data[:60], eval_dataset=data[60:], callbacks=[callback]
-    )
-    trainer.train()
-    check(callback.predictor, trainer.model, None)
-    arguments = transformers.TrainingArguments(str(tmp_path), **settings)
+    callback_of = pytest.importorskip("varprop.integrations.trainer_callback").FitAtTrainEnd
+    callback = callback_of(**QUICK)
+    net = train(tmp_path, callback, DATA[60:], eval_strategy="steps", eval_steps=2)
+    check(callback.predictor, net, None)
     with pytest.raises(InputError, match="held_out="):
-        transformers.Trainer(Net(), arguments, train_dataset=data[:60], callbacks=[FitAtTrainEnd()]).train()
+        train(tmp_path, callback_of())
 
 
 @pytest.mark.parametrize("posterior", [None, vp.Posterior.from_adam], ids=["isotropic", "adam"])

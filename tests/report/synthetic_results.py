@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from varprop import metrics
-from varprop.evaluation.curves import percentiles
+from varprop.evaluation.evaluate import risk_curve
 from varprop.evaluation.results import Results, Row
 
 # method: sharpness of the ranking, overconfidence, time in passes of one Monte Carlo sample
@@ -136,7 +136,7 @@ def make(
                         examples=examples,
                         metrics=measured(arrays),
                         cost={"plain": time / 0.7, "sample": time},
-                        curve=percentiles(arrays["confidence"], arrays["correctness"]),
+                        curve=risk_curve(*(torch.from_numpy(arrays[name]) for name in ("confidence", "correctness"))),
                         scales=scales_of(method, rng, paths),
                         fidelity=fidelity(rng, 0.9 if method == "cvp" else 0.3) if propagated else None,
                         config={"epochs": 20, "model": "vit-tiny"} | (config or {}).get(experiment, {}),

@@ -110,7 +110,7 @@ def move(page, budget):
     page.eval_on_selector(
         "#budget",
         """(slider, budget) => {
-            const { budgets } = JSON.parse(document.getElementById("panel-data").textContent).experiments[0];
+            const { budgets } = JSON.parse(document.getElementById("operating-points").textContent).experiments[0];
             slider.value = budgets.indexOf(budget);
             slider.dispatchEvent(new Event("input", {bubbles: true}));
         }""",
@@ -137,7 +137,7 @@ def test_seeds_are_averaged(page, made):
     shown = page.evaluate(TABLE)["cvp"]
     error = np.std(shares, ddof=1) / np.sqrt(len(shares))
     assert shown[:2] == ["–", f"{100 * np.mean(shares):.1f} ± {100 * error:.1f} %"]
-    assert "on average over 3 seeds" in page.text_content("#panel-summary")
+    assert "on average over 3 seeds" in page.text_content("#points-summary")
 
 
 def test_a_budget_that_cannot_be_met_says_so(page, made):
@@ -146,7 +146,7 @@ def test_a_budget_that_cannot_be_met_says_so(page, made):
     move(page, 0.1)
     assert page.evaluate(TABLE)["stubborn"] == ["no threshold meets it"]
     page.select_option("#gallery-method", "stubborn")
-    assert "finds no threshold with a held-out risk of 0.1 %" in page.text_content("#panel-summary")
+    assert "finds no threshold with a held-out risk of 0.1 %" in page.text_content("#points-summary")
     assert page.text_content("#gallery-summary").startswith("200 of the first 200")
 
 
@@ -197,8 +197,10 @@ def test_a_click_on_a_heading_sorts(page, made):
 def test_pointing_at_a_point_shows_its_value(page, made):
     image = page.locator("figure.pareto-aurc img")
     image.scroll_into_view_if_needed()
-    box, spots = image.bounding_box(), json.loads(image.get_attribute("data-spots"))
-    x, y, text = next(spot for spot in spots if spot[2].startswith("CVP:"))
+    # Scrolling hides the tip, an animation frame later.
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    box, tooltips = image.bounding_box(), json.loads(image.get_attribute("data-tooltips"))
+    x, y, text = next(tooltip for tooltip in tooltips if tooltip[2].startswith("CVP:"))
     page.mouse.move(box["x"] + box["width"] * x / 100 + 2, box["y"] + box["height"] * y / 100 - 1)
     assert page.is_visible("#tip")
     assert page.text_content("#tip") == text

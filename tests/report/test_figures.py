@@ -107,7 +107,7 @@ def test_rows_without_numbers_give_no_figures():
     look = styles(["mean", "cvp"])
     assert figures.pareto(Summary(rows), "d", NAMED["aurc"], look) is None  # no cost, no AURC
     assert figures.risk_coverage("d", rows, look) == []
-    assert figures.reliability("d", {}, pd.Series(dtype=float), look) is None
+    assert figures.reliability("d", {}, {}, look) is None
     assert layers.scales("d", rows, look) is None
     assert layers.fidelity("d", rows, look) == []
 

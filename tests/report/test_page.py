@@ -20,10 +20,10 @@ from varprop.errors import ResultsError
 from varprop.evaluation.results import Results, Row
 from varprop.evaluation.thresholds import certify
 from varprop.report import write_report
+from varprop.report.certified import certified_coverage
 from varprop.report.figures import Drawing
-from varprop.report.opening import opening
 from varprop.report.page import _image
-from varprop.report.panel import MOST_EXAMPLES
+from varprop.report.risk_slider import MOST_EXAMPLES
 from varprop.report.style import drawing_style, figure
 from varprop.report.summary import Summary
 
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 
 
 def data_of(text):
-    return json.loads(re.search(r'<script type="application/json" id="panel-data">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(re.search(r'id="operating-points">(.*?)</script>', text, re.DOTALL)[1])
 
 
 def test_the_page_is_whole_and_stands_alone(report):
@@ -85,7 +85,7 @@ def test_pictures_show_what_was_drawn():
     assert {"0.500", "0.525", "0.550", '"a" < b\'s c'} <= set(words)
     (image,) = svg.iter("{http://www.w3.org/2000/svg}image")
     kind, _, data = image.get("href").partition(",")
-    assert kind == "data:image/webp;base64"
+    assert kind == "data:image/png;base64"
     assert np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).any()
     assert '"' not in uri
 
@@ -93,7 +93,7 @@ def test_pictures_show_what_was_drawn():
 def test_figures_have_words_and_tables_have_headers(report):
     page = Page(report.read_text())
     figures = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert len(figures) == 1 + 13 + 2 + 1 + 3  # opening, metrics, curves, diagrams, layers
+    assert len(figures) == 1 + 13 + 2 + 1 + 3  # certified, metrics, curves, diagrams, layers
     assert all(len(attributes["alt"]) > 20 for attributes in figures)
     cells = [attributes for tag, attributes in page.elements if tag == "th"]
     assert all(attributes.get("scope") in {"row", "col"} for attributes in cells)
@@ -110,7 +110,7 @@ def test_the_table_shows_means_errors_and_the_best(report, made):
     assert "mean, MC-4, MC-8, Streamlining, CVP and stubborn; 3 seeds each" in words
 
 
-def test_the_panel_holds_few_numbers(report, made):
+def test_the_slider_looks_up_few_numbers(report, made):
     experiment = data_of(report.read_text())["experiments"][0]
     assert experiment["seeds"] == ["0", "1", "2"]
     assert set(experiment["runs"]["0"]) == {"mean", "mc-4", "mc-8", "streamlining", "cvp", "stubborn"}
@@ -191,7 +191,7 @@ def test_many_thumbnails_are_limited(tmp_path):
     assert experiment["sheet"]["count"] == len(experiment["runs"]["0"]["cvp"]["rank"]) == MOST_EXAMPLES
 
 
-def test_the_report_opens_with_what_is_certified(report, made):
+def test_the_report_begins_with_what_is_certified(report, made):
     """The sentence, by hand; and nothing is claimed that lies within noise."""
     words = " ".join("".join(Page(report.read_text()).words).split())
     risk = float(re.search(r"At most (\d+) % errors, certified", words)[1]) / 100
@@ -241,7 +241,7 @@ def test_without_a_package_the_error_says_what_to_install(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("often", "risk"), [(0, 0.01), (40, 0.05), (2, 0.01)], ids=["never", "at times", "half"])
-def test_the_risk_that_is_told_of_is_one_at_which_all_answer(tmp_path, often, risk):
+def test_the_headline_has_a_risk_at_which_all_answer(tmp_path, often, risk):
     """Temperature scaling is certified at any; of CVP every so many answers are wrong. If it is at none, another is."""
     results, index = Results(tmp_path), np.arange(2000)
     for method, wrong in (("temperature", index < 0), ("cvp", index % often == 0 if often else index < 0)):
@@ -249,4 +249,4 @@ def test_the_risk_that_is_told_of_is_one_at_which_all_answer(tmp_path, often, ri
         arrays = {"confidence": confidence, "correctness": right}
         arrays |= {"held_out_confidence": confidence, "held_out_correctness": right}
         results.add(Row("d", method, 0, 2000, {"accuracy": float(right.mean())}), arrays)
-    assert opening(results, Summary(results.rows), "d").risk == risk
+    assert certified_coverage(results, Summary(results.rows), "d").risk == risk

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from varprop.evaluation.results import Row
-from varprop.report import lineup, tables
+from varprop.report import shown_methods, tables
 from varprop.report.columns import COLUMNS, NAMED
 from varprop.report.summary import Summary
 
@@ -85,15 +85,15 @@ def test_columns_show_units_and_what_is_missing():
 
 
 def test_who_is_in_which_table():
-    assert lineup.main(METHODS) == ("mean", "temperature", "mc-2", "mc-4", "mc-64", "cvp", "streamlining")
-    assert lineup.main(("mean", "mc-8", "mine")) == ("mean", "mc-8", "mine")
-    assert lineup.sampled(METHODS) == ("mean", *SIZES, "cvp")
-    assert lineup.sampled(("mean", "cvp")) == ()
-    assert lineup.ablated(METHODS) == ABLATION
-    assert lineup.ablated(("mean", "cvp", "streamlining")) == ()
-    assert lineup.scaled((*METHODS, "mine"))[-3:] == ("cvp", "streamlining-per-layer", "mine")
-    assert set(lineup.unvaried(METHODS)) == {"mean", "temperature", *SIZES, "cvp", "streamlining"}
-    assert (lineup.reference(METHODS), lineup.reference(("a", "b"))) == ("cvp", "b")
+    assert shown_methods.main(METHODS) == ("mean", "temperature", "mc-2", "mc-4", "mc-64", "cvp", "streamlining")
+    assert shown_methods.main(("mean", "mc-8", "mine")) == ("mean", "mc-8", "mine")
+    assert shown_methods.sampled(METHODS) == ("mean", *SIZES, "cvp")
+    assert shown_methods.sampled(("mean", "cvp")) == ()
+    assert shown_methods.ablated(METHODS) == ABLATION
+    assert shown_methods.ablated(("mean", "cvp", "streamlining")) == ()
+    assert shown_methods.scaled((*METHODS, "mine"))[-3:] == ("cvp", "streamlining-per-layer", "mine")
+    assert set(shown_methods.without_variants(METHODS)) == {"mean", "temperature", *SIZES, "cvp", "streamlining"}
+    assert (shown_methods.reference(METHODS), shown_methods.reference(("a", "b"))) == ("cvp", "b")
 
 
 def test_a_table_in_every_format():

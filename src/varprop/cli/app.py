@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from importlib import metadata
 from pathlib import Path
@@ -15,21 +16,14 @@ from rich.table import Table
 
 from varprop.calibration import fitting, scales
 from varprop.calibration.fixed_epochs import FixedEpochs
-from varprop.cli import shell, shipping
+from varprop.cli import shell
 from varprop.cli.demo import demonstrate
-from varprop.cli.references import (
-    batches_of,
-    call,
-    device_named,
-    inputs_of,
-    link_of,
-    model_of,
-    numbers,
-    tried,
-    writable,
-)
-from varprop.cli.screen import show, show_opening, show_points
+from varprop.cli.references import batches_of, call, device_named, inputs_of, link_of, model_of, numbers, writable
+from varprop.cli.screen import show, show_certified, show_points
 from varprop.cli.shell import Device, RecipeFile, Seeds
+from varprop.deployment import scoring
+from varprop.deployment.artifact import open_artifact
+from varprop.deployment.exporting import needed
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
 from varprop.evaluation.evaluate import measure
@@ -46,6 +40,10 @@ app = shell.new_app("Calibrated uncertainty in one forward pass.")
 
 Model = Annotated[str, typer.Option(help="module:function that returns the model.")]
 PosteriorFile = Annotated[Path, typer.Option(help="What Posterior.save wrote.")]
+OptionalModel = Annotated[
+    str | None, typer.Option(help="module:function that returns the model, if it is none of transformers.")
+]
+Artifact = Annotated[Path, typer.Argument(help="What save_pretrained wrote, or an .onnx file that vp.export wrote.")]
 BatchesName = Annotated[str, typer.Option(help="module:function that returns batches (inputs, target).")]
 CLASSES, REGRESSION = "mean,temperature,mc-8,streamlining,cvp", "mean,mc-8,cvp-adaptive"
 LINK_NAMES = "softmax, sigmoid, mean-field-softmax, probit-sigmoid or gaussian"
@@ -77,12 +75,12 @@ def demo(
     """Train an ordinary network with AdamW, calibrate it with one line, abstain with a guarantee, write a report."""
     started = time.perf_counter()
     console = Console()
-    console.print("training with AdamW, calibrating with vp.fit, abstaining with a guarantee", highlight=False)
+    typer.echo("training with AdamW, calibrating with vp.fit, abstaining with a guarantee")
     results = demonstrate(out, numbers(seeds), samples=samples, costs=costs)
     show(results, console)
-    show_opening(results, console)
-    _report(out, None, console)
-    console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
+    show_certified(results, console)
+    typer.echo(f"report: {write_report(out)}")
+    typer.echo(f"{time.perf_counter() - started:.0f} s")
 
 
 @app.command(epilog="Example: varprop audit ViTForImageClassification")
@@ -98,7 +96,6 @@ def audit(
     mean = {name: parameter.detach() for name, parameter in network.named_parameters()}
     posterior = Posterior.from_tensors(mean, {name: torch.full_like(w, 1e-6) for name, w in mean.items()})
     args, kwargs = inputs_of(network, shape)
-    tried(network, args, kwargs)
     table = auditing.audit(network, posterior, *args, rules=NAMED[rules], **kwargs)
     typer.echo(table)
     raise typer.Exit(1 if table.missing else 0)
@@ -146,9 +143,7 @@ def predict(
     folder: Annotated[Path, typer.Argument(help="What fit, or save_pretrained, wrote.")],
     data: Annotated[str, typer.Option(help="module:function that returns inputs, or batches of them.")],
     out: Annotated[Path, typer.Option(help="File for the predictions: .csv or .safetensors.")],
-    model: Annotated[
-        str | None, typer.Option(help="module:function that returns the model, if it is none of transformers.")
-    ] = None,
+    model: OptionalModel = None,
     device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
@@ -159,7 +154,7 @@ def predict(
     predictor = load(folder, model_of(model) if model else None, device=device_named(device))
     found = predictor.predict(call(data, "data"))
     found.save(out)
-    Console().print(f"{len(found):,} predictions: {out}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"{len(found):,} predictions: {out}")
 
 
 @app.command(
@@ -210,8 +205,6 @@ def bench(
     place = device_named(device)
     gaussian, network = Posterior.load(posterior).to(place), model_of(model).to(place)
     args, kwargs = inputs_of(network, shape)
-    args, kwargs = tuple(x.to(place) for x in args), {name: x.to(place) for name, x in kwargs.items()}
-    tried(network, args, kwargs)
     costs = relative_costs(chosen, network, gaussian, *args, **kwargs)
     if not costs:
         raise InputError("there is nothing to compare without a compiler: install one for C++, such as g++")
@@ -230,18 +223,62 @@ def report(
     ] = None,
 ) -> None:
     """Tables, figures and one HTML file from the rows in a results folder."""
-    console = Console()
     if risk is not None:
-        show_points(read_results(folder), risk, console)
-    _report(folder, out, console)
+        show_points(read_results(folder), risk, Console())
+    typer.echo(f"report: {write_report(folder, out)}")
 
 
-app.command(epilog="Example: varprop score predictor data scores --key id")(shipping.score)
-app.command(epilog="Example: varprop serve predictor --port 8000")(shipping.serve)
+@app.command(epilog="Example: varprop score predictor data scores --key id")
+def score(
+    artifact: Artifact,
+    data: Annotated[Path, typer.Argument(help="Parquet, tar or Arrow files, or a folder of them or of images.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the scores; one that is there is gone on with.")],
+    key: Annotated[str, typer.Option(help="Columns to copy, with commas between.")] = "",
+    column: Annotated[
+        str | None, typer.Option(help="What the model reads; default: text, image, or its inputs by name.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="In one file of the scores.")] = 4096,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows in one pass.")] = 64,
+    ray: Annotated[int, typer.Option(min=0, help="So many workers of Ray Data instead of this process.")] = 0,
+    model: OptionalModel = None,
+    device: Device = "auto",
+    recipe: RecipeFile = None,
+) -> None:
+    """Score data of any size, in files that are kept: the same command goes on after whatever stopped it."""
+    found = scoring.score(
+        artifact,
+        data,
+        out,
+        key=[name.strip() for name in key.split(",") if name.strip()],
+        column=column,
+        rows=rows,
+        batch_size=batch_size,
+        device=device_named(device),
+        build=functools.partial(model_of, model) if model else None,
+        engine=scoring.on_ray(ray) if ray else scoring.here,
+    )
+    if found is not None:
+        unread = f", {found.problems:,} of them unreadable" if found.problems else ""
+        typer.echo(f"{found.rows:,} rows{unread}: {out}")
 
 
-def _report(folder: Path, out: Path | None, console: Console) -> None:
-    console.print(f"report: {write_report(folder, out)}", highlight=False, markup=False, soft_wrap=True)
+@app.command(epilog="Example: varprop serve predictor --port 8000")
+def serve(
+    artifact: Artifact,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests answered in one pass, at most.")] = 16,
+    delay: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for more requests.")] = 5.0,
+    megabytes: Annotated[int, typer.Option(min=1, help="Of a request, at most.")] = 16,
+    model: OptionalModel = None,
+    device: Device = "auto",
+    recipe: RecipeFile = None,
+) -> None:
+    """Answer over HTTP: /predict, /health, /metrics, and a page to try it at /."""
+    serving = needed("varprop.deployment.serving", "serve")
+    settings = serving.Settings(batch_size=batch_size, delay=delay / 1000, bytes=megabytes * 2**20)
+    opened = open_artifact(artifact, model=model_of(model) if model else None, device=device_named(device))
+    serving.serve(opened, settings, host=host, port=port)
 
 
 def main() -> None:

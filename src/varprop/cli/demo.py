@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import multiprocessing
 import os
@@ -44,9 +45,6 @@ class Part(NamedTuple):
 
     images: Tensor
     labels: Tensor
-
-    def batches(self) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self.images.split(1000), self.labels.split(1000), strict=True))
 
 
 @dataclass(frozen=True)
@@ -130,41 +128,38 @@ def demonstrate(out: Path, seeds: Sequence[int], *, samples: int = 0, costs: boo
     data = read_data()
     shown = (data.test.images[:SHOWN, 0] * 127.5 + 127.5).round().to(torch.uint8).numpy()
     results.add_examples(shown, data.classes, row=data.name)
-    asked = [(out, seed, samples, costs) for seed in seeds]
-    workers = min(len(asked), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    bar = tqdm(total=len(asked), desc="train, fit, test", unit=" seeds", disable=None, leave=False)
-    with bar, ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for _ in pool.map(_run, asked):
-            bar.update()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    run = functools.partial(_run, out, samples=samples, costs=costs)
+    with ProcessPoolExecutor(min(len(seeds), cores), multiprocessing.get_context("spawn")) as pool:
+        done = pool.map(run, seeds)
+        for _ in tqdm(done, desc="train, fit, test", total=len(seeds), unit=" seeds", disable=None, leave=False):
+            pass
     return results
 
 
-def _run(asked: tuple[Path, int, int, bool]) -> None:
+def _run(out: Path, seed: int, *, samples: int, costs: bool) -> None:
     """One seed: the rows of all methods."""
-    out, seed, samples, costs = asked
     torch.set_num_threads(1)  # the network is too small to gain from more
     data = read_data()
     model, optimizer = train(data.train, seed)
     posterior = Posterior.from_adam(model, optimizer)
-    held_out = data.calibration.batches()
-    fitted = fit(model, held_out, posterior=posterior, progress=False)
+    fitted = fit(model, data.calibration, posterior=posterior, progress=False)
     predictors: dict[str, Predictor] = {
         "mean": MeanNetwork(model),
-        "temperature": TemperatureScaled(MeanNetwork(model)).fit(held_out),
+        "temperature": TemperatureScaled(MeanNetwork(model)).fit(data.calibration),
     }
     wide = _widened(posterior, fitted)
     if samples:
         predictors[monte_carlo(samples).slug] = MonteCarlo(model, wide, samples, seed=seed)
     predictors["cvp"] = fitted
     timed = relative_costs(listed(",".join(predictors)), model, posterior, data.test.images[:64]) if costs else {}
-    results, certification, test = Results(out), data.certification.batches(), data.test.batches()
     for slug, predictor in predictors.items():
         entries = {"row": data.name, "method": slug, "seed": seed, "config": data.config}
-        row, scores = measure(predictor, certification, test, progress=False, **entries)
+        row, scores = measure(predictor, data.certification, data.test, progress=False, **entries)
         if slug == "cvp":
             bare = compare(propagate(model, wide), MonteCarlo(model, wide, 128), data.test.images[:32])
             row = replace(row, fidelity=[asdict(each) | {"calibrated": False} for each in bare])
-        results.add(replace(row, cost=timed.get(slug)), scores)
+        Results(out).add(replace(row, cost=timed.get(slug)), scores)
 
 
 def _widened(posterior: Posterior, fitted: Propagated) -> Posterior:

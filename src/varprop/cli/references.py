@@ -75,35 +75,37 @@ def model_of(reference: str) -> nn.Module:
 
 
 def inputs_of(model: nn.Module, shape: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs to try a model with: of the given shape, or what a Hugging Face configuration says."""
+    """Inputs that the model can take: zeros of the given shape, or what a Hugging Face configuration says."""
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", None)
-    tokens = config is not None and name == "input_ids"
+    known = name if config is not None and name in ("pixel_values", "input_ids") else None
     if shape is not None:
         parts = [part.strip() for part in shape.split(",")]
         if not all(part.isdecimal() and int(part) for part in parts):
             raise InputError(f"a shape is whole numbers with commas between, such as 2,3,224,224, not {shape!r}")
         sizes = tuple(int(part) for part in parts)
-        return ((), {"input_ids": torch.zeros(sizes, dtype=torch.long)}) if tokens else ((torch.zeros(sizes),), {})
-    if config is None or name not in ("pixel_values", "input_ids"):
+    elif known is None:
         raise InputError("what this model takes is not known: give --shape, e.g. --shape 2,3,224,224")
-    if tokens:
-        return (), {"input_ids": torch.zeros(2, 16, dtype=torch.long)}
-    side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
-    sides = side if isinstance(side, list | tuple) else (side, side)
-    return (), {"pixel_values": torch.zeros(2, channels, *sides)}
+    elif known == "input_ids":
+        sizes = (2, 16)
+    else:
+        side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
+        sizes = (2, channels, *(side if isinstance(side, list | tuple) else (side, side)))
+    x = torch.zeros(sizes, dtype=torch.long if known == "input_ids" else None, device=device_of(model))
+    args, kwargs = ((x,), {}) if known is None else ((), {known: x})
+    check_inputs(model, args, kwargs)
+    return args, kwargs
 
 
-def tried(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """An error in one line if the model itself cannot take these inputs."""
     try:
         with torch.no_grad():
             model(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        given = [
-            f"{name}{list(x.shape)}" for name, x in [*(("", x) for x in args), *kwargs.items()] if hasattr(x, "shape")
-        ]
+        named = [*(("", x) for x in args), *kwargs.items()]
+        given = ", ".join(f"{name}{list(x.shape)}" for name, x in named if hasattr(x, "shape"))
         reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"{type(model).__name__} cannot take inputs of shape {', '.join(given)}: {reason}") from error
+        raise InputError(f"{type(model).__name__} cannot take inputs of shape {given}: {reason}") from error
 
 
 def device_named(name: str) -> str:
@@ -122,7 +124,7 @@ def batches_of(reference: str, model: nn.Module) -> Any:
     """Batches from ``module:function``, to be gone through several times; the model must be able to take the first."""
     batches = repeatable(call(reference, "data"))
     first = next(iter(read(batches))).to(device_of(model))
-    tried(model, first.args, first.kwargs)
+    check_inputs(model, first.args, first.kwargs)
     return batches
 
 

@@ -11,8 +11,8 @@ from varprop.errors import InputError
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results, Row
 from varprop.evaluation.thresholds import LEVEL, OperatingPoint, certify, meet
-from varprop.report import lineup, tables
-from varprop.report.opening import opening
+from varprop.report import shown_methods, tables
+from varprop.report.certified import certified_coverage
 from varprop.report.summary import Summary
 from varprop.report.tables import BEST, BETTER, WORSE
 
@@ -32,27 +32,26 @@ def show(results: Results, console: Console) -> None:
             console.print(table)
 
 
-def show_opening(results: Results, console: Console) -> None:
-    """What a report opens with, in words."""
+def show_certified(results: Results, console: Console) -> None:
+    """What each method answers at a certified risk, in words."""
     summary = Summary(results.rows)
     for experiment in summary.experiments:
-        found = opening(results, summary, experiment)
+        found = certified_coverage(results, summary, experiment)
         if found is not None:
-            console.print(f"[bold]{escape(found.text)}[/bold]\n{escape(found.verdict)}", highlight=False)
+            console.print(f"[bold]{escape(found.headline)}[/bold]\n{escape(found.verdict)}", highlight=False)
             _show_clear(summary, experiment, found.reference, console)
 
 
 def _show_clear(summary: Summary, experiment: str, reference: str, console: Console) -> None:
     """In which metrics the method differs from each other one by more than two standard errors over seeds."""
-    gaps = summary.differences((experiment,), reference)
-    for method in gaps.mean.index if len(summary.seeds(experiment)) > 1 else ():
-        pairs = {c: (gaps.mean.at[method, c.key], gaps.sem.at[method, c.key]) for c in summary.columns if not c.timed}
-        judged = {c.title: tables.judge(mean, sem, c.higher, errors=2) for c, (mean, sem) in pairs.items()}
+    found = tables.differences(summary, (experiment,), reference) if len(summary.seeds(experiment)) > 1 else None
+    for method, marks in zip(found.methods, found.marks.to_numpy(), strict=True) if found else ():
         better, worse = (
-            ", ".join(t for t, word in judged.items() if word == kind) or "nothing" for kind in (BETTER, WORSE)
+            ", ".join(c.title for c, mark in zip(summary.columns, marks[1:], strict=True) if mark == kind) or "nothing"
+            for kind in (BETTER, WORSE)
         )
-        text = f"beside {lineup.spoken(method)}, by more than two standard errors: better in {better}; worse in {worse}"
-        console.print(escape(text), highlight=False)
+        text = f"by more than two standard errors: better in {better}; worse in {worse}"
+        console.print(escape(f"beside {shown_methods.in_prose(method)}, {text}"), highlight=False)
 
 
 def show_points(results: Results, risk: float, console: Console) -> None:
@@ -81,8 +80,8 @@ def _table(heading: str, *columns: str) -> Table:
 
 
 def _points(results: Results, row: Row, risk: float) -> tuple[str, ...]:
-    scores = lineup.held(results, row)
-    if scores is None:
+    scores = results.scores(row)
+    if scores is None or "held_out_confidence" not in scores:
         return ("not known",)
     certified, met = certify(scores, risk), meet(scores, risk)
     threshold = f"{certified.threshold:.4f}" if certified else "none is enough"

@@ -66,7 +66,7 @@ def unpack(data: bytes, where: str) -> Scores:
         raise ResultsError(f"{where} are no whole npz file ({error}); run what they belong to again") from None
 
 
-def checked(scores: Mapping[str, Any], key: tuple[str, str, int], examples: int, where: str = "the scores") -> Scores:
+def check_scores(scores: Mapping[str, Any], key: tuple[str, str, int], examples: int, where: str = "scores") -> Scores:
     """Arrays of the right shapes. Confidence and correctness are floats, also where bools or integers were given."""
     arrays = {name: np.asarray(value) for name, value in scores.items() if name in _TEST + _HELD_OUT}
     for name in ("confidence", "correctness"):

@@ -19,6 +19,7 @@ from varprop.prediction.predictors import device_of
 from varprop.rules import RuleSet
 
 Cost = dict[str, float]
+Passes = dict[RuleSet | str, Callable[[], Any]]
 PLAIN, DRAW = "plain", "draw"
 
 
@@ -33,20 +34,21 @@ def relative_costs(
     be compiled, for lack of a C++ compiler, there is a warning and no cost: without it the times say little.
     """
     model(*args, **kwargs)  # so that inputs it cannot take are not taken for a failure of the compiler
-    functions: dict[RuleSet | str, Callable[..., Any]] = {PLAIN: torch.compile(model)}
+    compiled = torch.compile(model)
+    passes: Passes = {PLAIN: lambda: compiled(*args, **kwargs)}
     for rules in {method.rules for method in methods if method.rules is not None}:
-        functions[rules] = _propagation(model, posterior, rules, args, kwargs)
+        passes[rules] = _propagation(model, posterior, rules, args, kwargs)
     try:
-        for function in functions.values():
-            function(*args, **kwargs)
+        for each in passes.values():
+            each()
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         warnings.warn(f"costs are not measured: this network could not be compiled here ({reason})", stacklevel=3)
         return {}
     draws = iter(MonteCarlo(model, posterior, 1 + rounds).weights())
-    functions[DRAW] = lambda *_, **__: next(draws)
+    passes[DRAW] = lambda: next(draws)
     next(draws)
-    medians = _medians(functions, args, kwargs, rounds, device_of(model))
+    medians = _medians(passes, rounds, device_of(model))
     plain, sample = medians[PLAIN], medians[PLAIN] + medians[DRAW]
 
     def cost(method: Method) -> float:
@@ -55,31 +57,26 @@ def relative_costs(
     return {method.slug: {"plain": cost(method) / plain, "sample": cost(method) / sample} for method in methods}
 
 
-def _propagation(model: nn.Module, posterior: Posterior, rules: RuleSet, args: Any, kwargs: Any) -> Callable[..., Any]:
+def _propagation(model: nn.Module, posterior: Posterior, rules: RuleSet, args: Any, kwargs: Any) -> Callable[[], Any]:
     """A pass of the propagated network, to be compiled by its first call.
 
     Of its graph, not of the network: torch compiles the code of one class for a few of its instances only.
     """
     plan, leaves = propagate(model, posterior, rules).plan(args, kwargs)
     compiled = torch.compile(plan.module, fullgraph=True)
-    return lambda *_, **__: compiled(*leaves)
+    return lambda: compiled(*leaves)
 
 
-def _medians(
-    functions: dict[RuleSet | str, Callable[..., Any]], args: Any, kwargs: Any, rounds: int, device: torch.device
-) -> dict[RuleSet | str, float]:
-    turns = [{key: _seconds(f, args, kwargs, device) for key, f in functions.items()} for _ in range(rounds)]
-    return {key: statistics.median(turn[key] for turn in turns) for key in functions}
+def _medians(passes: Passes, rounds: int, device: torch.device) -> dict[RuleSet | str, float]:
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
 
-
-def _seconds(function: Callable[..., Any], args: Any, kwargs: Any, device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    function(*args, **kwargs)
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    seconds: dict[RuleSet | str, list[float]] = {key: [] for key in passes}
+    for _ in range(rounds):
+        for key, run in passes.items():
+            start = now()
+            run()
+            seconds[key].append(now() - start)
+    return {key: statistics.median(found) for key, found in seconds.items()}

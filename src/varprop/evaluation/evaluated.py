@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -147,27 +147,15 @@ class RegressionEvaluation(Evaluated):
         }
 
 
-@dataclass(frozen=True, repr=False)
-class Evaluations(Mapping[str, Any]):
+class Evaluations(dict[str, Any]):
     """Evaluations of several predictors on the same examples, by name."""
-
-    found: Mapping[str, Evaluated]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.found)
-
-    def __len__(self) -> int:
-        return len(self.found)
 
     def to_pandas(self, level: float = 0.95) -> Any:
         """A table with a row for each predictor and metric; ``table["value"].unstack()`` has a column per metric."""
-        tables = {name: evaluation.to_pandas(level) for name, evaluation in self.found.items()}
+        tables = {name: evaluation.to_pandas(level) for name, evaluation in self.items()}
         return pandas().concat(tables, names=["predictor", "metric"])
 
     def __repr__(self) -> str:
-        shown = dict.fromkeys(name for found in self.found.values() for name in found.shown if name in found.metrics)
-        rows = [[name, *(found.metrics.get(key) for key in shown)] for name, found in self.found.items()]
+        shown = dict.fromkeys(name for found in self.values() for name in found.shown if name in found.metrics)
+        rows = [[name, *(found.metrics.get(key) for key in shown)] for name, found in self.items()]
         return tabulate(rows, ["", *shown], floatfmt=".4g")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import numbers
 import os
+import reprlib
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from varprop.errors import ResultsError
-from varprop.evaluation.arrays import Examples, Scores, checked, pack, unpack
+from varprop.evaluation.arrays import Examples, Scores, check_scores, pack, unpack
 
 FILE = "results.db"
 FORMAT = 2
@@ -37,7 +38,6 @@ METRICS = (*ONE_LABEL, "f1", "rmse", "crps", "picp@95", "mpiw@95")
 POINTS = 100
 """Of the risk-coverage curve that a row may keep: coverage 1/100, 2/100, … 1."""
 
-FIDELITY = ("variance_ratio", "correlation", "mean_error", "plain_error")
 LONGEST_NAME = 200
 
 _SCHEMA = (
@@ -74,64 +74,41 @@ class Row:
     """When it was run, ISO 8601."""
 
     def __post_init__(self) -> None:
-        for name, holds, wanted in _CHECKS:
-            value = getattr(self, name)
-            if not holds(value):
-                shown = repr(value)
-                shown = shown if len(shown) < 80 else f"{shown[:77]}..."
-                raise ResultsError(f"not a result row: {name} must be {wanted}, not {shown}")
+        name = f"a name of at most {LONGEST_NAME} printable characters"
+        metrics = f"numbers for {', '.join(METRICS)}"
+        checks = {
+            "row": (_is_name(self.row), name),
+            "method": (_is_name(self.method), name),
+            "seed": (type(self.seed) is int and abs(self.seed) < 2**63, "a whole number of at most 63 bits"),
+            "examples": (type(self.examples) is int and self.examples > 0, "a whole number above 0"),
+            "metrics": (bool(self.metrics) and _are_numbers(self.metrics, METRICS), metrics),
+            "cost": (self.cost is None or _are_numbers(self.cost, ("plain", "sample")), "numbers for plain and sample"),
+            "curve": (self.curve is None or _is_curve(self.curve), f"{POINTS} numbers in [0, 1], or None"),
+        }
+        for entry, (right, wanted) in checks.items():
+            if not right:
+                shown = reprlib.repr(getattr(self, entry))
+                raise ResultsError(f"not a result row: {entry} must be {wanted}, not {shown}")
 
     @property
     def key(self) -> tuple[str, str, int]:
         return self.row, self.method, self.seed
 
 
-def _named(value: Any) -> bool:
+def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_NAME
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _measured(value: Any, names: Sequence[str] | None = None) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(k, str) and _number(v) and (names is None or k in names) for k, v in value.items()
-    )
+def _are_numbers(value: Any, names: Sequence[str]) -> bool:
+    return isinstance(value, Mapping) and all(name in names and _is_number(number) for name, number in value.items())
 
 
-def _listed(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(
-        isinstance(entry, Mapping)
-        and isinstance(entry.get("path"), str)
-        and all(entry.get(name) is None or _number(entry[name]) for name in FIDELITY)
-        for entry in value
-    )
-
-
-def _curved(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == POINTS and all(_number(v) and 0 <= v <= 1 for v in value)
-
-
-_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("row", _named, f"a name of at most {LONGEST_NAME} printable characters"),
-    ("method", _named, f"a name of at most {LONGEST_NAME} printable characters"),
-    ("seed", lambda v: _whole(v) and abs(v) < 2**63, "a whole number of at most 63 bits"),
-    ("examples", lambda v: _whole(v) and v > 0, "a whole number above 0"),
-    ("metrics", lambda v: bool(v) and _measured(v, METRICS), f"numbers for {', '.join(METRICS)}"),
-    ("cost", lambda v: v is None or _measured(v, ("plain", "sample")), "numbers for plain and sample"),
-    ("scales", lambda v: v is None or _measured(v), "numbers by module path, or None"),
-    ("fidelity", lambda v: v is None or _listed(v), "a list of entries with a path and numbers, or None"),
-    ("curve", lambda v: v is None or _curved(v), f"{POINTS} numbers in [0, 1], or None"),
-    ("config", lambda v: isinstance(v, Mapping), "a mapping"),
-    ("versions", lambda v: isinstance(v, Mapping), "a mapping"),
-    ("revision", lambda v: v is None or isinstance(v, str), "text, or None"),
-    ("time", lambda v: v is None or isinstance(v, str), "text, or None"),
-)
+def _is_curve(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) == POINTS and all(_is_number(v) and 0 <= v <= 1 for v in value)
 
 
 class Results:
@@ -148,7 +125,7 @@ class Results:
 
     def add(self, row: Row, scores: Mapping[str, Any] | None = None) -> Row:
         """Write a row with its scores per example, in place of one with the same key."""
-        packed = None if scores is None else pack(checked(scores, row.key, row.examples))
+        packed = None if scores is None else pack(check_scores(scores, row.key, row.examples))
         entry = _dump_row(row)
         with self._writing() as db:
             db.execute(
@@ -163,8 +140,8 @@ class Results:
         found = self._select("SELECT scores FROM rows WHERE row = ? AND method = ? AND seed = ?", row.key)
         if not found or found[0][0] is None:
             return None
-        where = f"{self.file}: the scores"
-        return checked(unpack(found[0][0], f"{where} of {row.key}"), row.key, row.examples, where)
+        where = f"{self.file}: scores"
+        return check_scores(unpack(found[0][0], f"{where} of {row.key}"), row.key, row.examples, where)
 
     def keep(self, name: str, arrays: Mapping[str, Any]) -> None:
         """Keep arrays under a name: what belongs to the results and is neither row nor score."""

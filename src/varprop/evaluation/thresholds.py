@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from varprop.errors import GuaranteeError
 from varprop.evaluation.arrays import Scores
-from varprop.evaluation.curves import curve
+from varprop.metrics import coverage_at_risk
 from varprop.prediction.guarantee import guarantee
 
 LEVEL = 0.95
@@ -40,11 +41,8 @@ def certify(scores: Scores, risk: float) -> OperatingPoint | None:
 
     That holds for held-out examples that are new to network and calibration.
     """
-    confidence, correctness = (
-        torch.from_numpy(np.ascontiguousarray(scores[f"held_out_{name}"])) for name in ("confidence", "correctness")
-    )
     try:
-        found = guarantee(confidence, correctness, risk, level=LEVEL)
+        found = guarantee(*_held_out(scores), risk, level=LEVEL)
     except GuaranteeError:
         return None
     return _point(scores, found.threshold)
@@ -52,12 +50,14 @@ def certify(scores: Scores, risk: float) -> OperatingPoint | None:
 
 def meet(scores: Scores, risk: float) -> OperatingPoint | None:
     """The threshold of the largest held-out coverage whose own risk is at most ``risk``: half of the time, too low."""
-    correctness = scores["held_out_correctness"]
-    _, risks, thresholds = curve(scores["held_out_confidence"], correctness)
-    soft = ((correctness > 0) & (correctness < 1)).any()
-    # With the slack of coverage_at_risk: rounding must not refuse what meets the risk exactly.
-    met = np.flatnonzero(risks <= risk * (1 + 1e-9) + (2**-25 if soft else 0))
-    return _point(scores, float(thresholds[met[-1]])) if len(met) else None
+    confidence, correctness = _held_out(scores)
+    answered = round(len(confidence) * float(coverage_at_risk(confidence, correctness, risk)))
+    return _point(scores, float(confidence.sort().values[-answered])) if answered else None
+
+
+def _held_out(scores: Scores) -> tuple[Tensor, Tensor]:
+    confidence, correctness = (scores[f"held_out_{name}"] for name in ("confidence", "correctness"))
+    return torch.tensor(confidence), torch.tensor(correctness)
 
 
 def _point(scores: Scores, threshold: float) -> OperatingPoint:

@@ -11,6 +11,7 @@ from varprop.errors import InputError
 from varprop.prediction.folder import load
 from varprop.prediction.predictors import Predictor
 
+DOWNLOAD = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "README.md")
 """What is fetched of a repository: tensors, settings, vocabularies; nothing that could hold code."""
 
@@ -23,6 +24,7 @@ class HubPredictor(ModelHubMixin, library_name="varprop"):
     of ``from_pretrained`` are those of ``vp.load``.
     """
 
+    # Not called predictor: from_pretrained fills arguments from entries of config.json, which has one of that name.
     def __init__(self, held: Predictor, evaluation: Any = None) -> None:
         if not isinstance(held, Predictor):
             raise InputError(f"a predictor is pushed, vp.fit(model, held_out), not a {type(held).__name__}")
@@ -32,26 +34,8 @@ class HubPredictor(ModelHubMixin, library_name="varprop"):
         self.predictor.save_pretrained(save_directory, evaluation=self.evaluation)
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **options: Any,
-    ) -> Self:
-        folder = model_id
-        if not Path(model_id).is_dir():
-            folder = snapshot_download(
-                model_id,
-                revision=revision,
-                cache_dir=cache_dir,
-                force_download=force_download,
-                local_files_only=local_files_only,
-                token=token,
-                allow_patterns=list(FILES),
-            )
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
+        download = {name: options.pop(name) for name in DOWNLOAD}
+        local = Path(model_id).is_dir()
+        folder = model_id if local else snapshot_download(model_id, allow_patterns=list(FILES), **download)
         return cls(load(folder, **options))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from varprop.errors import InputError
-from varprop.evaluation import curves
+from varprop.evaluation.evaluate import risk_curve
 from varprop.evaluation.evaluated import Evaluated, Evaluation
 from varprop.evaluation.fidelity import Comparison
 from varprop.evaluation.results import METRICS, Row
@@ -31,7 +31,7 @@ def risk_coverage(evaluations: Any) -> Axes:
     ``evaluations`` is one of ``vp.evaluate``, or several by name: ``{"mean": …, "cvp": …}``.
     """
     rows = [
-        Row(PLOT, name, 0, len(found), UNKNOWN, curve=curves.percentiles(found.confidence, found.correctness))
+        Row(PLOT, name, 0, len(found), UNKNOWN, curve=risk_curve(found.confidence, found.correctness))
         for name, found in _several(evaluations, Evaluation).items()
     ]
     return _drawn(lambda figures, _, look: figures.risk_coverage(PLOT, rows, look), [row.method for row in rows])[0]
@@ -40,12 +40,12 @@ def risk_coverage(evaluations: Any) -> Axes:
 def reliability(evaluations: Any) -> list[Axes]:
     """Accuracy by confidence, a diagram for each evaluation; on the diagonal if calibrated."""
     several = _several(evaluations, Evaluation)
-    bins = {
-        name: curves.reliability([{"confidence": e.confidence.numpy(), "correctness": e.correctness.numpy()}])
+    scores = {
+        name: [{"confidence": e.confidence.numpy(), "correctness": e.correctness.numpy()}]
         for name, e in several.items()
     }
     errors = {name: 100 * found.metrics["ece"] for name, found in several.items()}
-    drawn = _drawn(lambda figures, _, look: figures.reliability(PLOT, bins, errors, look), list(several))
+    drawn = _drawn(lambda figures, _, look: figures.reliability(PLOT, scores, errors, look), list(several))
     return drawn[: len(several)]
 
 

@@ -29,12 +29,8 @@ class Column:
     def label(self) -> str:
         """For an axis: name, unit and direction."""
         unit = f" {self.unit}" if self.unit.startswith("×") else f" ({self.unit})" if self.unit else ""
-        wanted = f"{self.ideal:g} is ideal" if self.ideal is not None else f"{self._better} is better"
-        return f"{self.title}{unit}, {wanted}"
-
-    @property
-    def _better(self) -> str:
-        return "higher" if self.higher else "lower"
+        better = f"{'higher' if self.higher else 'lower'} is better"
+        return f"{self.title}{unit}, {better if self.ideal is None else f'{self.ideal:g} is ideal'}"
 
     @property
     def timed(self) -> bool:

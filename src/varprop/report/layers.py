@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Row
-from varprop.report.figures import Drawing, Spot
+from varprop.report.figures import Drawing, Tooltip
 from varprop.report.style import IDEAL, INK, PALETTE, SURFACE, Style, drawable, figure, log_axis
 
 _LONGEST = 34  # characters of a path that a narrow page has room for
+_POINT: dict[str, Any] = {"ms": 4.8, "mec": SURFACE, "mew": 0.5, "elinewidth": 1, "zorder": 3}
 
 
 def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Drawing | None:
@@ -25,27 +26,18 @@ def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Dr
     if not found:
         return None
     data = pd.DataFrame(found, columns=["path", "method", "seed", "alpha"])
-    logs = np.log(data["alpha"]).groupby([data["path"], data["method"]], sort=False)
+    logs = np.log(data["alpha"]).groupby([data["method"], data["path"]], sort=False)
     data["geometric_mean"] = np.exp(logs.transform("mean"))
-    paths, methods = list(data["path"].unique()), list(data["method"].unique())
-    fig, axes = _list_of(paths)
     low, high = data["alpha"].min(), data["alpha"].max()
+    fig, height, tooltips = _draw_modules(np.exp(logs.mean()), np.nan * logs.mean(), styles, "α = ")
+    (axes,) = fig.axes
+    seeds = height.loc[list(zip(data["method"], data["path"], strict=True))]
+    axes.scatter(data["alpha"], seeds, 11, [styles[m].colour for m in data["method"]], alpha=0.35, lw=0, zorder=2)
     log_axis(axes.xaxis, [low, high, 0.8, 1.25])
     axes.axvline(1, **IDEAL)
-    spots = []
-    for method, offset in zip(methods, _offsets(len(methods)), strict=True):
-        style, chosen = styles[method], data[data["method"] == method]
-        y = chosen["path"].map(paths.index) + offset
-        axes.plot(chosen["alpha"], y, "o", ms=3.4, color=style.colour, alpha=0.35, mew=0, zorder=2)
-        look: dict[str, Any] = {"ms": 5, "mec": SURFACE, "mew": 0.5, "zorder": 3, "label": method_of(method).title}
-        means, title = chosen.drop_duplicates("path"), method_of(method).title
-        axes.plot(means["geometric_mean"], y[means.index], style.marker, color=style.colour, **look)
-        told = zip(means["geometric_mean"], y[means.index], means["path"], strict=True)
-        spots += [Spot(axes, a, height, f"{path}, {title}: α = {a:.3g}") for a, height, path in told]
     axes.set_xlabel("Variance scale α (1 = as propagated)", loc="right")
-    _legend(fig)
-    alt = f"Learned variance scale of {len(paths)} modules, from {low:.2g} to {high:.2g}"
-    return Drawing(experiment, "scales", "Learned variance scales", alt, fig, data, tuple(spots))
+    alt = f"Learned variance scale of {data['path'].nunique()} modules, from {low:.2g} to {high:.2g}"
+    return Drawing(experiment, "scales", "Learned variance scales", alt, fig, data, tooltips)
 
 
 def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
@@ -69,54 +61,62 @@ def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> 
     ratio = "Propagated / sampled variance (1 = exact)"
     error = "Error of the mean (standard deviations), lower is better"
     drawn = [
-        _measured(experiment, found, styles, "variance_ratio", f"Fidelity of the variance, {when}", ratio),
-        _measured(experiment, found, styles, "mean_error", f"Fidelity of the mean, {when}", error),
+        _fidelity(experiment, found, styles, "variance_ratio", f"Fidelity of the variance, {when}", ratio),
+        _fidelity(experiment, found, styles, "mean_error", f"Fidelity of the mean, {when}", error),
     ]
     return [drawing for drawing in drawn if drawing is not None]
 
 
-def _measured(
+def _fidelity(
     experiment: str, found: pd.DataFrame, styles: dict[str, Style], name: str, title: str, label: str
 ) -> Drawing | None:
     found = found[found[name].map(drawable)]
     if not len(found):
         return None
-    paths = list(found.index.unique("path"))
-    fig, axes = _list_of(paths)
-    look: dict[str, Any]
-    spots = []
-    if name == "variance_ratio":
+    plain = None
+    if name == "mean_error":
+        plain = found.groupby(level="path", sort=False)["plain_error"].first()
+    fig, _, tooltips = _draw_modules(found[name], found[f"{name}_sem"], styles, plain=plain)
+    (axes,) = fig.axes
+    if plain is None:
         log_axis(axes.xaxis, [found[name].min(), found[name].max(), 0.8, 1.25])
         axes.axvline(1, **IDEAL)
     else:
-        plain = found.groupby(level="path", sort=False)["plain_error"].first()
-        look = {"ms": 8, "mew": 1.6, "color": PALETTE["mean"], "zorder": 2, "label": "plain network"}
-        axes.plot(plain, range(len(paths)), "|", **look)
-        spots += [Spot(axes, x, y, f"{paths[y]}, plain network: {x:.3g}") for y, x in enumerate(plain)]
         axes.set_xlim(0, 1.08 * np.nanmax([plain.max(), found[name].max()]))
-    methods = list(found.index.unique("method"))
-    for method, offset in zip(methods, _offsets(len(methods)), strict=True):
-        style, at = styles[method], found.loc[method]
-        y = [paths.index(path) + offset for path in at.index]
-        look = {"color": style.colour, "ms": 4.6, "mec": SURFACE, "mew": 0.5, "elinewidth": 1, "zorder": 3}
-        axes.errorbar(at[name], y, xerr=at[f"{name}_sem"], fmt=style.marker, label=method_of(method).title, **look)
-        told = zip(at.index, at[name], y, strict=True)
-        spots += [Spot(axes, x, h, f"{path}, {method_of(method).title}: {x:.3g}") for path, x, h in told]
     axes.set_xlabel(label, loc="right")
-    _legend(fig)
     spans = found.groupby(level="method", sort=False)[name].agg(["min", "max"])
     words = "; ".join(f"{method_of(m).title} from {low:.2g} to {high:.2g}" for m, low, high in spans.itertuples())
     data = found[[name, f"{name}_sem", "plain_error"]].reset_index()
     stem, alt = f"fidelity-{name.replace('_', '-')}", f"{label}, per module: {words}"
-    return Drawing(experiment, stem, title, alt, fig, data, tuple(s for s in spots if math.isfinite(s.x)))
+    return Drawing(experiment, stem, title, alt, fig, data, tooltips)
 
 
-def _offsets(count: int) -> list[float]:
-    """Where in a line of height 1 the methods go, so that they do not cover each other."""
-    return [0.36 * (i - (count - 1) / 2) / max(1, count - 1) for i in range(count)]
+def _draw_modules(
+    values: pd.Series, errors: pd.Series, styles: dict[str, Style], symbol: str = "", plain: pd.Series | None = None
+) -> tuple[Figure, pd.Series, tuple[Tooltip, ...]]:
+    """Values by method and path, one line of the figure per path; and those of the plain network, by path.
+
+    Returns how high each value stands, too.
+    """
+    paths, methods = list(values.index.unique("path")), list(values.index.unique("method"))
+    fig, axes = _axes_of(paths)
+    # Methods share a line of height 1 without covering each other.
+    offsets = [0.36 * (i - (len(methods) - 1) / 2) / max(1, len(methods) - 1) for i in range(len(methods))]
+    height = pd.Series([paths.index(p) + offsets[methods.index(m)] for m, p in values.index], values.index)
+    tooltips = []
+    if plain is not None:
+        axes.plot(plain, range(len(paths)), "|", ms=8, mew=1.6, color=PALETTE["mean"], zorder=2, label="plain network")
+        known = [(y, path, x) for y, (path, x) in enumerate(plain.items()) if math.isfinite(x)]
+        tooltips += [Tooltip(axes, x, y, f"{path}, plain network: {x:.3g}") for y, path, x in known]
+    for method in methods:
+        style, title, at, y = styles[method], method_of(method).title, values[method], height[method]
+        axes.errorbar(at, y, xerr=errors[method], fmt=style.marker, color=style.colour, label=title, **_POINT)
+        tooltips += [Tooltip(axes, x, y[path], f"{path}, {title}: {symbol}{x:.3g}") for path, x in at.items()]
+    fig.legend(loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.4)
+    return fig, height, tuple(tooltips)
 
 
-def _list_of(paths: Sequence[str]) -> tuple[Figure, Axes]:
+def _axes_of(paths: Sequence[str]) -> tuple[Figure, Axes]:
     """Axes with one line per path, the first on top. A long list gets thin lines, and names for some."""
     line = min(0.2, max(0.07, 9 / len(paths)))
     every = math.ceil(0.15 / line)
@@ -127,7 +127,3 @@ def _list_of(paths: Sequence[str]) -> tuple[Figure, Axes]:
     axes.set_yticks(range(0, len(paths), every), names[::every], fontsize=7.5, color=INK)
     axes.tick_params(axis="y", length=0)
     return fig, axes
-
-
-def _legend(fig: Figure) -> None:
-    fig.legend(loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.4)

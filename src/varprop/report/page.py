@@ -1,8 +1,7 @@
-"""The report as one HTML file: tables, figures and the operating-point panel. It asks for nothing from a network."""
+"""The report as one HTML file: tables, figures and the slider over risk budgets. It asks for nothing from a network."""
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 import urllib.parse
@@ -11,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
-from PIL import Image
 
 from varprop.evaluation.methods import method_of
-from varprop.report import lineup
+from varprop.report import shown_methods
 from varprop.report.figures import Drawing
-from varprop.report.style import PALETTE, styles, web_image
+from varprop.report.style import PALETTE, styles
 from varprop.report.summary import Summary
 from varprop.report.tables import Table
 
@@ -44,7 +41,8 @@ class Section:
     title: str
     note: str = ""
     parts: Sequence[Group] = ()
-    panel: dict[str, Any] | None = None
+    slider: dict[str, Any] | None = None
+    """Operating points to look up, as JSON."""
 
 
 def render(summary: Summary, sections: Sequence[Section]) -> str:
@@ -57,73 +55,50 @@ def render(summary: Summary, sections: Sequence[Section]) -> str:
     drawings = [drawing for section in sections for part in section.parts for drawing in part.drawings]
     images = {(drawing.experiment, drawing.name): _image(drawing) for drawing in drawings}
     roles = {slug: style.role for slug, style in styles(summary.methods).items()}
-    items = environment.get_template("items.html").module.items  # type: ignore[attr-defined]
     return environment.get_template("template.html").render(
         title=f"Results on {_listed([*map(summary.title, summary.experiments)])}",
         lead=_lead(summary),
         palette=PALETTE,
         sections=sections,
-        items=lambda part: items(part, roles, images),
+        images=images,
+        roles=roles,
     )
 
 
 def _image(drawing: Drawing) -> tuple[str, list[tuple[float, float, str]]]:
-    """The figure as SVG, and its spots in percent of width and height.
+    """The figure as SVG, and its tooltips in percent of width and height.
 
     As an image of its own it shares no names or styles with the page.
     """
     fig = drawing.figure
     fig.draw_without_rendering()
     fig.set_layout_engine("none")  # else it is found anew each time the figure is saved: half of the time
-    out = io.BytesIO()
+    out = io.StringIO()
     fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    spots = []
-    for axes, x, y, text in drawing.spots:
+    tooltips = []
+    for axes, x, y, text in drawing.tooltips:
         across, up = fig.transFigure.inverted().transform(axes.transData.transform((x, y)))
-        spots.append((round(100 * float(across), 2), round(100 - 100 * float(up), 2), text))
-    return Markup(f"data:image/svg+xml,{_shortened(out.getvalue().decode())}"), spots
+        tooltips.append((round(100 * float(across), 2), round(100 - 100 * float(up), 2), text))
+    return Markup(f"data:image/svg+xml,{_shortened(out.getvalue())}"), tooltips
 
 
 def _shortened(svg: str) -> str:
-    """For a URI in double quotes: without what no screen shows, and with each style written once."""
+    """For a URI in double quotes, half as long: without what no screen shows, and with each style written once."""
     svg = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><").replace("xlink:href", "href").strip()
     svg = re.sub(r' (xmlns:xlink="[^"]*"|transform="rotate\(-0 [^"]*")', "", svg)
-    names = dict.fromkeys(re.findall(r' id="([^"]+)"', svg))
-    used = {name: f"i{i}" for i, name in enumerate(names) if f"#{name}" in svg}
-    svg = re.sub(r' id="([^"]+)"', lambda found: f' id="{used[found[1]]}"' if found[1] in used else "", svg)
-    svg = re.sub(r"#(\w+)", lambda found: f"#{used.get(found[1], found[1])}", svg)
-    svg = re.sub(r' clip-path="([^"]*)" style="', r' style="clip-path: \1; ', svg)
+    used = set(re.findall(r"#(\w+)", svg))
+    svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
     known: dict[str, int] = {}
     svg = re.sub(r' style="([^"]*)"', lambda found: f' class="s{known.setdefault(found[1], len(known))}"', svg)
-    svg = re.sub(r"<[^>]*>", lambda tag: _terse(tag[0]), _ungrouped(svg))
-    svg = re.sub(r"data:image/png;base64,([^']*)", lambda found: web_image(_pixels(found[1]), lossless=True), svg)
-    rules = re.sub("([:;,]) ", r"\1", "".join(f".s{number}{{{style}}}" for style, number in known.items()))
-    svg = svg.replace("</svg>", f"<style>{rules}</style></svg>")
-    return urllib.parse.quote(svg, safe="<> /=:;,()'+{}*!~@")
+    svg = re.sub(r"<[^>]*>", lambda tag: _rounded(tag[0]), svg)
+    rules = "".join(f".s{number}{{{style}}}" for style, number in known.items())
+    return urllib.parse.quote(svg.replace("</svg>", f"<style>{rules}</style></svg>"), safe="<> /=:;,()'+{}*!~@")
 
 
-def _pixels(text: str) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
-
-
-def _ungrouped(svg: str) -> str:
-    """Without groups that say nothing of their members."""
-    kept: list[bool] = []
-
-    def replace(found: re.Match[str]) -> str:
-        if found[0] == "</g>":
-            return "</g>" * kept.pop()
-        kept.append(found[0] != "<g>")
-        return found[0] * kept[-1]
-
-    return re.sub(r"</?g\b[^>]*>", replace, re.sub(r"<g\b[^>]*/>", "", svg))
-
-
-def _terse(tag: str) -> str:
+def _rounded(tag: str) -> str:
     """Two digits after the point, and quotes that a URI need not escape."""
     tag = re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
-    tag = re.sub(r' d="[^"]*"', lambda found: re.sub(r" ?([A-Zz]) ?", r"\1", found[0]), tag)
     return re.sub(r'="([^"\']*)"', r"='\1'", tag)
 
 
@@ -132,7 +107,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _lead(summary: Summary) -> str:
-    shown = [method_of(slug).title for slug in lineup.main(summary.methods)]
+    shown = [method_of(slug).title for slug in shown_methods.main(summary.methods)]
     more = len(summary.methods) - len(shown)
     others = f" and {more} variant{'s' * (more > 1)} of these" if more else ""
     counts = sorted({len(summary.seeds(experiment)) for experiment in summary.experiments})

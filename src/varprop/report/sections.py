@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from varprop.evaluation.curves import reliability
+from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.evaluation.thresholds import LEVEL
-from varprop.report import figures, layers, lineup, tables
-from varprop.report import opening as opened
+from varprop.report import figures, layers, shown_methods, tables
+from varprop.report.certified import certified_coverage
 from varprop.report.figures import Drawing
 from varprop.report.page import Group, Section
-from varprop.report.panel import panel
+from varprop.report.risk_slider import operating_points
 from varprop.report.style import styles
 from varprop.report.summary import Scope, Summary
 
@@ -37,16 +37,17 @@ TABLES = "Time is in passes of the plain network. A click on a heading sorts."
 _FIRST = ("aurc", "accuracy", "c@1", "rmse", "crps", "nll", "ece", "brier")  # the rest can be opened
 
 
-def opening(results: Results, summary: Summary) -> Section | None:
+def certified(results: Results, summary: Summary) -> Section | None:
     """One sentence and one figure for each experiment: what is answered with a certified risk."""
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
-        found = opened.opening(results, summary, experiment)
+        found = certified_coverage(results, summary, experiment)
         if found is not None:
             title = summary.title(experiment) if len(summary.experiments) > 1 else ""
-            said = [found.text, " ".join([found.verdict, _certificate(summary, experiment, found.risk)]).strip()]
-            parts.append(Group(title, said, drawings=[opened.draw(experiment, found, look)]))
-    return Section("opening", "In short", parts=parts) if parts else None
+            note = f"{found.verdict} {_certificate(summary, experiment, found.risk)}".strip()
+            drawn = figures.certified_coverage(experiment, found, look)
+            parts.append(Group(title, [found.headline, note], drawings=[drawn]))
+    return Section("certified", "In short", parts=parts) if parts else None
 
 
 def _certificate(summary: Summary, experiment: str, risk: float) -> str:
@@ -54,16 +55,16 @@ def _certificate(summary: Summary, experiment: str, risk: float) -> str:
         f"Certified: each method's threshold is found on held-out examples so that its true risk is at most "
         f"{100 * risk:g} % with a probability of {100 * LEVEL:g} %, and then used on the test set."
     )
-    if summary.said(experiment, "certified_on"):
-        return f"{promise} The examples are {summary.said(experiment, 'certified_on')}."
+    if summary.setting(experiment, "certified_on"):
+        return f"{promise} The examples are {summary.setting(experiment, 'certified_on')}."
     return f"{promise} Methods were fitted on the same held-out examples, which the promise does not allow for."
 
 
 def outcomes(results: Results, summary: Summary) -> Section:
     """The main table of each experiment and of their average; what else there is can be opened below it."""
     parts = [part for scope in summary.scopes for part in outcome(summary, scope, tables.kinds(summary, scope))]
-    told = "".join(text for key, text in METRICS.items() if key in summary.values)
-    return Section("results", "Results", told + TABLES, parts)
+    note = "".join(text for key, text in METRICS.items() if key in summary.values)
+    return Section("results", "Results", note + TABLES, parts)
 
 
 def outcome(summary: Summary, scope: Scope, found: Sequence[tables.Table]) -> list[Group]:
@@ -77,15 +78,15 @@ def outcome(summary: Summary, scope: Scope, found: Sequence[tables.Table]) -> li
 def _differences(summary: Summary, experiment: str) -> list[Group]:
     if len(summary.seeds(experiment)) < 2:
         return []  # there is nothing to tell a difference from noise by
-    reference = lineup.reference(summary.methods_in((experiment,)))
+    reference = shown_methods.reference(summary.methods_in((experiment,)))
     found = tables.differences(summary, (experiment,), reference)
     title = f"Paired differences to {method_of(reference).title}, coloured where above two standard errors"
     return [Group(title, tables=[found], folded=True)] if found else []
 
 
 def operating_point(results: Results, summary: Summary) -> Section | None:
-    found = panel(results, summary)
-    return Section("operating-point", "Operating point", panel=found) if found else None
+    found = operating_points(results, summary)
+    return Section("operating-point", "Operating point", slider=found) if found else None
 
 
 def against_time(results: Results, summary: Summary) -> Section | None:
@@ -112,16 +113,18 @@ def selective(results: Results, summary: Summary) -> Section | None:
     )
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
-        methods = lineup.main(summary.methods_in((experiment,)))
+        methods = shown_methods.main(summary.methods_in((experiment,)))
         curved = figures.risk_coverage(experiment, [row for m in methods for row in summary.of(experiment, m)], look)
         scores = {m: [s for row in summary.of(experiment, m) if (s := results.scores(row))] for m in methods}
         # A confidence that is no probability has no reliability diagram.
-        claims = {m: [s["confidence"] for s in kept] for m, kept in scores.items() if kept}
-        units = [m for m, kept in claims.items() if all(((c >= 0) & (c <= 1)).all() for c in kept)]
-        errors = summary.estimates((experiment,)).mean.get("ece", pd.Series(dtype=float))
-        bins = {m: reliability(scores[m]) for m in units}
-        parts += figure_parts(summary, experiment, [*curved, figures.reliability(experiment, bins, errors, look)])
+        scores = {m: kept for m, kept in scores.items() if kept and all(map(_probabilities, kept))}
+        errors = summary.estimates((experiment,)).mean.get("ece", {})
+        parts += figure_parts(summary, experiment, [*curved, figures.reliability(experiment, scores, errors, look)])
     return Section("selective", "Risk, coverage and calibration", note, parts) if parts else None
+
+
+def _probabilities(scores: Scores) -> bool:
+    return bool(((scores["confidence"] >= 0) & (scores["confidence"] <= 1)).all())
 
 
 def inside(results: Results, summary: Summary) -> Section | None:
@@ -131,7 +134,7 @@ def inside(results: Results, summary: Summary) -> Section | None:
     )
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
-        rows, chosen = summary.of(experiment), lineup.scaled(summary.methods_in((experiment,)))
+        rows, chosen = summary.of(experiment), shown_methods.scaled(summary.methods_in((experiment,)))
         scales = layers.scales(experiment, [row for row in rows if row.method in chosen], look)
         parts += figure_parts(summary, experiment, [scales, *layers.fidelity(experiment, rows, look)])
     return Section("layers", "Inside the network", note, parts) if parts else None
@@ -157,8 +160,8 @@ def runs(results: Results, summary: Summary) -> Section:
         facts = {
             "Seeds": ", ".join(map(str, summary.seeds(experiment))),
             "Test examples": _each(f"{row.examples:,}" for row in rows),
-            "About": summary.said(experiment, "about") or "",
-            "Settings": _shared([{k: v for k, v in row.config.items() if k not in _TOLD} for row in rows]),
+            "About": summary.setting(experiment, "about") or "",
+            "Settings": _shared([{k: v for k, v in row.config.items() if k not in _ELSEWHERE} for row in rows]),
             "Versions": _shared([row.versions for row in rows]),
             "Revision": _each(row.revision or "" for row in rows),
             "Run": " to ".join(dict.fromkeys((times[0], times[-1]))) if times else "",
@@ -168,7 +171,7 @@ def runs(results: Results, summary: Summary) -> Section:
     return Section("runs", "What was run", parts=parts)
 
 
-_TOLD = ("title", "about", "certified_on")  # elsewhere in the report
+_ELSEWHERE = ("title", "about", "certified_on")  # settings that the report shows at another place
 
 
 def _each(values: Iterable[str]) -> str:
@@ -180,4 +183,4 @@ def _shared(mappings: Sequence[Mapping[str, object]]) -> str:
     return ", ".join(f"{key} {first[key]}" for key in first if all(m.get(key) == first[key] for m in mappings))
 
 
-SECTIONS: tuple[Maker, ...] = (opening, outcomes, operating_point, against_time, selective, inside, runs)
+SECTIONS: tuple[Maker, ...] = (certified, outcomes, operating_point, against_time, selective, inside, runs)

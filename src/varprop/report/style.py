@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from PIL import Image
 
 from varprop.evaluation.methods import method_of
 
@@ -90,13 +86,6 @@ def log_axis(axis: XAxis | YAxis, values: Sequence[float]) -> None:
     axis.set_major_locator(wide if high / low > 4 else MaxNLocator(4, steps=[1, 2, 5, 10]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-
-
-def web_image(pixels: np.ndarray, **options: Any) -> str:
-    """Pixels as the URI of a WebP image."""
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "webp", method=6, **options)
-    return f"data:image/webp;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def drawing_style() -> AbstractContextManager[None]:

@@ -65,13 +65,13 @@ class Summary:
     def seeds(self, experiment: str) -> tuple[int, ...]:
         return tuple(sorted({row.seed for row in self.of(experiment)}))
 
-    def said(self, experiment: str, key: str) -> Any:
+    def setting(self, experiment: str, key: str) -> Any:
         """An entry of the rows' settings; None if no row has it."""
         return next((row.config[key] for row in self.of(experiment) if row.config.get(key)), None)
 
     def title(self, experiment: str) -> str:
         """What its rows call it, e.g. ``CIFAR-10 (sub-tiny ViT)``."""
-        return str(self.said(experiment, "title") or experiment)
+        return str(self.setting(experiment, "title") or experiment)
 
     def heading(self, scope: Scope) -> str:
         """The title of the experiment, or ``average``."""

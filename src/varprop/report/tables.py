@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from varprop.evaluation.methods import method_of
-from varprop.report import lineup
+from varprop.report import shown_methods
 from varprop.report.columns import EXTENDED, MAIN, Column
 from varprop.report.summary import Estimates, Scope, Summary, name_of
 
@@ -55,13 +55,10 @@ class Table:
 
     def marked(self, forms: dict[str, str], signs: dict[int, str] | None = None) -> pd.DataFrame:
         """The cells with their marks shown: ``forms`` has a pattern for a mark, ``signs`` replaces characters."""
-
-        def shown(text: str, mark: str) -> str:
-            return forms.get(mark, "{}").format(text.translate(signs or {})) if text else ""
-
-        lines = zip(self.cells.to_numpy(), self.marks.to_numpy(), strict=True)
-        found = [[shown(text, mark) for text, mark in zip(*line, strict=True)] for line in lines]
-        return pd.DataFrame(found, columns=[str(c).translate(signs or {}) for c in self.cells.columns])
+        cells = self.cells.map(lambda text: text.translate(signs or {}))
+        for mark, form in forms.items():
+            cells = cells.mask((self.marks == mark) & (cells != ""), cells.map(form.format))
+        return cells.rename(columns=lambda name: name.translate(signs or {}))
 
     def markdown(self) -> str:
         return _tabulated(self.marked({BEST: "**{}**", ASIDE: "*{}*"}, {ord("|"): r"\|"}), "pipe")
@@ -107,10 +104,10 @@ def kinds(summary: Summary, scope: Scope) -> list[Table]:
     """The tables of a scope: main, extended, sampling, ablation, and all that was measured in one experiment."""
     there = summary.methods_in(scope)
     chosen: dict[str, tuple[Sequence[Column], Sequence[str]]] = {
-        "main": (MAIN, lineup.main(there)),
-        "extended": (EXTENDED, lineup.main(there)),
-        "sampling": (MAIN, lineup.sampled(there)),
-        "ablation": (MAIN, lineup.ablated(there)),
+        "main": (MAIN, shown_methods.main(there)),
+        "extended": (EXTENDED, shown_methods.main(there)),
+        "sampling": (MAIN, shown_methods.sampled(there)),
+        "ablation": (MAIN, shown_methods.ablated(there)),
     }
     if len(scope) == 1:
         chosen["all"] = (summary.columns, there)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import ABLATIONS, method_of
-from varprop.evaluation.results import Results, Row
 
 _SIZES = (2, 4, 64)  # the usual two, and one that is as good as sampling gets
 _VARIANTS = frozenset(ABLATIONS) - {"cvp", "streamlining"}
 
 
-def unvaried(slugs: Sequence[str]) -> tuple[str, ...]:
+def without_variants(slugs: Sequence[str]) -> tuple[str, ...]:
     """For plots against time: all sizes of Monte Carlo, no variants of the ablation."""
     return tuple(slug for slug in slugs if slug not in _VARIANTS)
 
@@ -21,7 +19,7 @@ def main(slugs: Sequence[str]) -> tuple[str, ...]:
     """For the main table: a few sizes of Monte Carlo and no variants."""
     sizes = {method_of(slug).samples for slug in slugs} - {None}
     few = sizes & set(_SIZES) if len(sizes) > len(_SIZES) else sizes
-    return tuple(slug for slug in unvaried(slugs) if method_of(slug).samples in few | {None})
+    return tuple(slug for slug in without_variants(slugs) if method_of(slug).samples in few | {None})
 
 
 def sampled(slugs: Sequence[str]) -> tuple[str, ...]:
@@ -45,19 +43,13 @@ def reference(slugs: Sequence[str]) -> str:
     return "cvp" if "cvp" in slugs else slugs[-1]
 
 
-def told(slugs: Sequence[str]) -> tuple[str, ...]:
+def headline(slugs: Sequence[str]) -> tuple[str, ...]:
     """For a sentence: the reference, temperature scaling, and Monte Carlo with the most samples."""
-    most = sampled(slugs)[-1 - ("cvp" in slugs) :][:1]
-    others = (slug for slug in slugs if slug == "temperature" or slug in most)
+    most = max((s for s in slugs if method_of(s).samples), key=lambda s: method_of(s).samples or 0, default="")
+    others = (slug for slug in slugs if slug in ("temperature", most))
     return tuple(dict.fromkeys([reference(slugs), *others]))
 
 
-def spoken(slug: str) -> str:
+def in_prose(slug: str) -> str:
     """What a method is called in a sentence."""
     return {"mean": "the plain network", "temperature": "temperature scaling"}.get(slug, method_of(slug).title)
-
-
-def held(results: Results, row: Row) -> Scores | None:
-    """The scores of a row, if they have those of held-out examples."""
-    scores = results.scores(row)
-    return scores if scores and "held_out_confidence" in scores else None

@@ -5,7 +5,7 @@
   const FEW = 60; // examples before "Show all"
   const SIZE = 56; // pixels of a thumbnail
   const ALL = "all";
-  const data = JSON.parse(document.getElementById("panel-data").textContent);
+  const data = JSON.parse(document.getElementById("operating-points").textContent);
   const get = (id) => document.getElementById(id);
   const section = get("operating-point");
   if (!section || !data.experiments.length) return;
@@ -187,7 +187,7 @@
     get("budget-shown").textContent = budget;
     slider.setAttribute("aria-valuetext", budget);
     get("points").tBodies[0].replaceChildren(...state.experiment.methods.map(row));
-    get("panel-summary").textContent = summary();
+    get("points-summary").textContent = summary();
     gallery();
   }
 

@@ -8,7 +8,7 @@
   function nearest(image, event) {
     const box = image.getBoundingClientRect();
     let best = null;
-    for (const [x, y, text] of JSON.parse(image.dataset.spots)) {
+    for (const [x, y, text] of JSON.parse(image.dataset.tooltips)) {
       const left = box.left + (box.width * x) / 100;
       const top = box.top + (box.height * y) / 100;
       const far = Math.hypot(left - event.clientX, top - event.clientY);
@@ -28,7 +28,7 @@
     tip.classList.toggle("below", found.top < tip.offsetHeight + 24);
   }
 
-  for (const image of document.querySelectorAll("img[data-spots]")) {
+  for (const image of document.querySelectorAll("img[data-tooltips]")) {
     image.addEventListener("pointermove", show);
     image.addEventListener("pointerdown", show);
     image.addEventListener("pointerleave", () => (tip.hidden = true));

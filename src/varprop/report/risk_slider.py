@@ -1,19 +1,22 @@
-"""What the operating-point panel of the page needs, as JSON: numbers computed here, looked up there."""
+"""What the page's slider over risk budgets looks up, as JSON: every operating point is computed here."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.evaluation.thresholds import LEVEL, Finder, certify, meet
-from varprop.report import lineup
-from varprop.report.opening import opening
-from varprop.report.style import styles, web_image
+from varprop.report import shown_methods
+from varprop.report.certified import certified_coverage, held_out_scores
+from varprop.report.style import styles
 from varprop.report.summary import Summary
 
 MOST_EXAMPLES = 400
@@ -24,7 +27,7 @@ BUDGETS += (*range(5, 20), *range(20, 95, 5))
 _ACROSS = 40  # images in a line of the sheet
 
 
-def panel(results: Results, summary: Summary) -> dict[str, Any] | None:
+def operating_points(results: Results, summary: Summary) -> dict[str, Any] | None:
     """Per experiment, seed and method: for each risk budget the threshold, and what it does on the test set.
 
     None where no row has held-out scores.
@@ -37,11 +40,12 @@ def panel(results: Results, summary: Summary) -> dict[str, Any] | None:
 def _experiment(results: Results, summary: Summary, name: str) -> dict[str, Any]:
     examples = results.examples(name)
     examples = examples and examples.first(MOST_EXAMPLES)
-    methods, look = lineup.main(summary.methods_in((name,))), styles(summary.methods)
-    kept = {(row.seed, m): s for m in methods for row in summary.of(name, m) if (s := lineup.held(results, row))}
+    methods, look = shown_methods.main(summary.methods_in((name,))), styles(summary.methods)
+    kept = held_out_scores(results, summary, name)
     budgets = _budgets(max((1 - s["held_out_correctness"].mean() for s in kept.values()), default=0))
+    certified = certified_coverage(results, summary, name)
     runs: dict[str, dict[str, Any]] = {}
-    for (seed, method), scores in sorted(kept.items(), key=lambda item: item[0][0]):
+    for (method, seed), scores in sorted(kept.items(), key=lambda item: item[0][1]):
         runs.setdefault(str(seed), {})[method] = _run(scores, budgets, len(examples or ()))
     return {
         "name": name,
@@ -49,7 +53,7 @@ def _experiment(results: Results, summary: Summary, name: str) -> dict[str, Any]
         "methods": [{"slug": m, "title": method_of(m).title, "role": look[m].role} for m in methods],
         "seeds": list(runs),
         "budgets": budgets,
-        "start": 100 * opened.risk if (opened := opening(results, summary, name)) else 1,
+        "start": 100 * certified.risk if certified else 1,
         "sheet": _sheet(examples.images) if examples and examples.images is not None else None,
         "texts": list(examples.texts) if examples else [],
         "names": list(examples.names) if examples else [],
@@ -100,5 +104,7 @@ def _sheet(images: np.ndarray) -> dict[str, Any]:
     sheet[:count] = images
     sheet = sheet.reshape(down, across, *images.shape[1:]).swapaxes(1, 2).reshape(down * height, across * width, -1)
     colours = sheet if sheet.shape[2] == 3 else sheet.repeat(3, axis=2)
-    uri = web_image(colours, quality=90)
+    out = io.BytesIO()
+    Image.fromarray(colours).save(out, "webp", method=6, quality=90)
+    uri = f"data:image/webp;base64,{base64.b64encode(out.getvalue()).decode()}"
     return {"uri": uri, "count": count, "across": across, "down": down, "width": width, "height": height}
