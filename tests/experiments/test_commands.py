@@ -167,8 +167,9 @@ def test_an_interrupt_says_that_nothing_is_lost(experiments, rows, monkeypatch):
 
 
 def test_search(experiments, rows):
-    flat = replace(RECIPE, schedule=Schedule(plateau=0.5), ivon={**RECIPE.ivon, "lr": 1.0})
-    rows["squares"] = replace(rows["squares"], candidates={"plain": RECIPE, "flat": flat})
+    plain = replace(RECIPE, epochs=30, ivon={**RECIPE.ivon, "lr": 2.0, "ess": 1e4})  # which learns all there is
+    flat = replace(plain, schedule=Schedule(plateau=0.5), ivon={**plain.ivon, "lr": 0.1})
+    rows["squares"] = replace(rows["squares"], recipe=plain, candidates={"plain": plain, "flat": flat})
     found = experiments("search", "squares", "--seeds", "0,1")
     assert found.code == 0, found.err
     assert "2 candidates, 2 seeds" in found.out
