@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
+from experiments.checkpoint_study import Study
 from experiments.experiment import Experiment, Sources
-from experiments.ordinary import Study
 from experiments.pipeline import Pipeline
 from experiments.pretraining import pretrained
 from experiments.rows import row_named
@@ -73,9 +73,9 @@ def _study(asked: argparse.Namespace, seed: int, methods: Sequence[str], until: 
     torch.set_num_threads(asked.threads)
     pipeline = _pipeline(asked)
     if not asked.tables:
-        Study(pipeline, seed, pipeline.seeds, asked.out / "rows.jsonl", until, methods).run()
+        Study(pipeline, seed, asked.out / "rows.jsonl", until, methods).run()
     elif missing := [method for method in pipeline.missing(seed) if method.slug in methods]:
-        pipeline.evaluate(pipeline.subject(seed), seed, missing, {})
+        pipeline.evaluate(pipeline.network(seed), seed, missing, {})
 
 
 def _price(asked: argparse.Namespace) -> None:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.data.places import find
-from experiments.data.vqav2 import read_lines
-from experiments.faults import DataError
+from experiments.data.text_files import find, read_json_lines
+from experiments.exceptions import DataError
 
 PARTS = ("train", "dev", "test1")
 FILES = tuple(f"{part}.json" for part in PARTS)
@@ -22,7 +21,7 @@ class Stated(NamedTuple):
     """Statements, the files of the two images of each, and whether it is true of them [N]."""
 
     texts: list[str]
-    paths: list[tuple[str, ...]]
+    paths: list[tuple[str, str]]
     labels: Tensor
 
 
@@ -47,8 +46,7 @@ def nlvr2(folder: Path | None = None) -> Nlvr2Set:
 def _stated(place: Path, part: str) -> Stated:
     path = place / f"{part}.json"
     texts, paths, labels = [], [], []
-    for number, line in read_lines(path):
-        where = f"line {number} of {path}"
+    for where, line in read_json_lines(path):
         lacking = [name for name in ("sentence", "identifier", "label") if name not in line]
         if lacking:
             raise DataError(f"{where} lacks {', '.join(lacking)}")
@@ -62,12 +60,12 @@ def _stated(place: Path, part: str) -> Stated:
     return Stated(texts, paths, torch.tensor(labels))
 
 
-def _pair(place: Path, part: str, line: dict[str, str], where: str) -> tuple[str, ...]:
+def _pair(place: Path, part: str, line: dict[str, str], where: str) -> tuple[str, str]:
     stem = line["identifier"].rpartition("-")[0]
     folder = place / "images" / part / (str(line["directory"]) if "directory" in line else "")
-    files = [folder / f"{stem}-img{side}.png" for side in (0, 1)]
-    missing = [file for file in files if not file.is_file()]
+    first, second = (folder / f"{stem}-img{side}.png" for side in (0, 1))
+    missing = [file for file in (first, second) if not file.is_file()]
     if missing:
         there = f"{2 - len(missing)} of the 2 images"
         raise DataError(f"{where}, {line['identifier']}, has {there} it is about: there is no {missing[0]}")
-    return tuple(map(str, files))
+    return str(first), str(second)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.data.labelled import Scores
-from experiments.data.places import find
-from experiments.faults import DataError
+from experiments.data.examples import Scores
+from experiments.data.text_files import find, read_json, read_json_lines
+from experiments.exceptions import DataError
 
 PARTS = ("train2014", "val2014")
 QUESTIONS = {part: f"v2_OpenEnded_mscoco_{part}_questions.json" for part in PARTS}
@@ -29,7 +28,7 @@ class Asked(NamedTuple):
     """Questions, the file of the image of each, and the scores of the answers in the vocabulary."""
 
     texts: list[str]
-    paths: Sequence[tuple[str, ...]]
+    paths: list[str]
     scores: Scores
 
 
@@ -76,7 +75,7 @@ def _asked(place: Path, part: str, annotations: list[dict[str, Any]], index: Map
         if file not in there:
             missing.append((file, number))
         texts.append(text)
-        paths.append((str(place / part / file),))
+        paths.append(str(place / part / file))
         scores.append(_scored(*by_id[number], index, beside))
     if missing:
         file, number = missing[0]
@@ -105,15 +104,6 @@ def _entries(path: Path, name: str) -> list[dict[str, Any]]:
     return entries
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"line {error.lineno}, column {error.colno} of {path} is not JSON: {error.msg}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-
-
 def _of(entry: Any, name: str, number: int, kind: str, path: Path) -> Any:
     if not isinstance(entry, dict) or name not in entry:
         raise DataError(f"entry {number} of the {kind} in {path} lacks {name!r}")
@@ -136,30 +126,15 @@ def _counted(parts: Iterable[list[dict[str, Any]]]) -> tuple[str, ...]:
 def _listed(path: Path) -> tuple[str, ...]:
     """Lines like {"answer": "net", "label": 0}, whose labels are 0, 1, …"""
     found = {}
-    for number, entry in read_lines(path):
-        label = _of(entry, "label", number, "lines", path)
-        if label in found or not isinstance(label, int):
-            raise DataError(f"line {number} of {path} has the label {label!r}, which is used or no number")
-        found[label] = str(_of(entry, "answer", number, "lines", path))
+    for where, entry in read_json_lines(path):
+        if lacking := {"answer", "label"} - entry.keys():
+            raise DataError(f"{where} lacks {', '.join(sorted(lacking))}")
+        if (label := entry["label"]) in found or not isinstance(label, int):
+            raise DataError(f"{where} has the label {label!r}, which is used or no number")
+        found[label] = str(entry["answer"])
     if sorted(found) != list(range(len(found))):
         raise DataError(f"the labels in {path} are not 0 to {len(found) - 1}")
     return tuple(found[label] for label in range(len(found)))
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects, one in each line, with the lines' numbers."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"line {number} of {path} is not JSON: {error.msg}") from None
-        if not isinstance(entry, dict):
-            raise DataError(f"line {number} of {path} is not a JSON object")
-        yield number, entry
 
 
 # --- answers as the official evaluation compares them ------------------------------------------------------

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.faults import DataError, ExperimentError
-from experiments.models.weights import Tensors, fill, load_tensors
+from experiments.exceptions import DataError, ExperimentError
+from experiments.models.weights import Tensors, fill, load_tensors, seeded
 
 LENGTH = 64
 """Tokens of a question or statement with the two at its ends, as in the official recipes: what is longer is cut."""
@@ -111,9 +111,7 @@ def beit3(
     ``checkpoint`` is a .pth of the official code or a .safetensors, or a folder with one. Image positions of another
     size are resized.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = kind(**options).eval()
+    model = seeded(seed, kind, **options)
     if checkpoint is None:
         return model
     path = _file(checkpoint)

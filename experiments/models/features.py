@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.weights import entry, fill, model_weights, read_checkpoint
 from varprop.errors import PosteriorError
 from varprop.posterior import Posterior

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
+from experiments.models.weights import seeded
 from varprop.errors import shortened
 
 LENGTH = 64
@@ -121,9 +122,7 @@ def start_of(name: str, classes: int, seed: int, **settings: Any) -> nn.Module:
     """The class of that name in eval mode, without dropout, with all weights drawn from ``seed``."""
     maker = getattr(library(), name)
     config = maker.config_class(**settings, num_labels=classes, **_NO_DROPOUT)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return maker(config).eval()
+    return seeded(seed, maker, config)
 
 
 def classifier(

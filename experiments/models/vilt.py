@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.transformer import classifier, library, start_of
 
 LENGTH = 40

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from varprop.errors import shortened
 
 Tensors = dict[str, Tensor]
+Model = TypeVar("Model", bound=nn.Module)
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict")
+
+
+def seeded(seed: int, make: Callable[..., Model], *args: Any, **options: Any) -> Model:
+    """What ``make`` draws from the seed alone, in eval mode; torch's random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(*args, **options).eval()
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:

@@ -7,16 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from experiments.experiment import Experiment
-from experiments.rows.adamw import (
-    CIFAR10_VIT_ADAMW,
-    FASHION_MNIST_CNN_ADAMW,
-    SST2_MINILM_ADAMW,
-    TINY_IMAGENET_VIT_ADAMW,
-)
+from experiments.rows.adamw import CIFAR10_VIT_ADAMW, SST2_MINILM_ADAMW, TINY_IMAGENET_VIT_ADAMW
 from experiments.rows.cifar10_vit import CIFAR10_VIT
 from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.daquar_fusion import DAQUAR_MULTIWAY, DAQUAR_SINGLE_STREAM
-from experiments.rows.fashion_mnist import FASHION_MNIST
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
 from experiments.rows.imagenet_sample_resnet50 import (
     IMAGENET_SAMPLE_RESNET50,
@@ -24,11 +18,18 @@ from experiments.rows.imagenet_sample_resnet50 import (
 )
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
-from experiments.rows.small_images import DIGITS_CNN, DIGITS_CNN_ADAMW, GARMENTS_CNN, GARMENTS_CNN_ADAMW, OBJECTS_VIT
+from experiments.rows.small_images import (
+    DIGITS_CNN,
+    DIGITS_CNN_ADAMW,
+    FASHION_MNIST,
+    FASHION_MNIST_CNN_ADAMW,
+    GARMENTS_CNN,
+    GARMENTS_CNN_ADAMW,
+    OBJECTS_VIT,
+)
 from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
-from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
-from experiments.rows.vqav2_vilt import VQAV2_VILT
+from experiments.rows.vqav2_rows import VQAV2_BEIT3, VQAV2_VILT
 from varprop.errors import InputError
 
 ROWS: Mapping[str, Experiment] = MappingProxyType(

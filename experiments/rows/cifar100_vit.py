@@ -10,7 +10,6 @@ from experiments.experiment import Experiment, Sources
 from experiments.models.prepare import VIT
 from experiments.models.transformer import vit_base
 from experiments.recipes import Recipe, Schedule
-from experiments.rows.pretrained import weights_of
 from experiments.rows.scratch import splits
 
 NAME = "cifar100-vit"
@@ -25,7 +24,7 @@ IVON = {"lr": 1.0, "ess": 5e6, "hess_init": 2e-3, "beta2": 0.9998, "weight_decay
 
 def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
     """The checkpoint with a head drawn from the seed."""
-    return vit_base(weights_of(sources, NAME, WANTED), seed=seed, **recipe.model)
+    return vit_base(sources.trained_weights(NAME, WANTED), seed=seed, **recipe.model)
 
 
 CIFAR100_VIT = Experiment(

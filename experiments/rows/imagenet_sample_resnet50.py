@@ -12,16 +12,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from experiments.data.examples import Examples, PreparedBatches, hold_out
 from experiments.data.imagenet import imagenet_sample
-from experiments.data.images import Images
-from experiments.data.labelled import hold_out
 from experiments.experiment import METHODS, Experiment, Sources, Splits
-from experiments.loading import PreparedBatches
 from experiments.models.curvature import diagonal_fisher, laplace, smoothed
 from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE
-from experiments.recipes import Recipe
-from experiments.rows.pretrained import NO_TRAINING, weights_of
+from experiments.recipes import NO_TRAINING, Recipe
 from varprop.evaluation.methods import listed, named
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import device_of
@@ -42,7 +39,7 @@ CHOSEN = CANDIDATES["ess 1e+08, weight decay 1e-03"]
 
 
 @functools.lru_cache(maxsize=1)
-def _images(folder: Path | None) -> Images:
+def _images(folder: Path | None) -> Examples:
     return imagenet_sample(folder)
 
 
@@ -55,7 +52,7 @@ def splits(sources: Sources, seed: int) -> Splits:
 
 
 def start(_: Recipe, sources: Sources, __: int) -> nn.Module:
-    return keras_resnet50(weights_of(sources, NAME, WANTED))
+    return keras_resnet50(sources.trained_weights(NAME, WANTED))
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,37 +1,43 @@
-"""What experiments have in common that train a small ViT on images from scratch."""
+"""What experiments have in common that train a small network on images from scratch."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from experiments.data.images import ImageSet
-from experiments.data.labelled import hold_out
-from experiments.experiment import Sources, Splits
-from experiments.models.vit import ViT
+from experiments.data.examples import ImageSet, hold_out
+from experiments.experiment import MakeModel, ReadSplits, Sources, Splits, same_for_every_seed
+from experiments.models.small_networks import CNN, ViT
+from experiments.models.weights import seeded
 from experiments.recipes import Recipe
 
 
-def splits(read: Callable[[Path | None], ImageSet], held_out: int) -> Callable[[Sources, int], Splits]:
-    """The same images are held out for every seed, as in the paper: seeds differ in the training alone."""
+def splits(
+    read: Callable[[Path | None], ImageSet], held_out: int, trained: int | None = None, tested: int | None = None
+) -> ReadSplits:
+    """So many are held out, and of the others and of the test images the first ones taken, or all."""
 
-    @functools.lru_cache(maxsize=1)
-    def load(folder: Path | None) -> Splits:
-        images = read(folder)
-        return Splits(*hold_out(images.train, held_out), images.test, images.classes)
+    @same_for_every_seed
+    def load(sources: Sources) -> Splits:
+        images = read(sources.data)
+        train, held = hold_out(images.train, held_out)
+        return Splits(train.take(slice(trained)), held, images.test.take(slice(tested)), images.classes)
 
-    return lambda sources, _: load(sources.data)
+    return load
 
 
-def vit(recipe: Recipe, _: Sources, seed: int) -> nn.Module:
-    """The network of the recipe, with the seed's own weights; torch's random state stays as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ViT(**recipe.model)
+def from_scratch(network: type[nn.Module]) -> MakeModel:
+    """With the options of the recipe, and the seed's own weights."""
+
+    def make(recipe: Recipe, _: Sources, seed: int) -> nn.Module:
+        return seeded(seed, network, **recipe.model)
+
+    return make
+
+
+vit, cnn = from_scratch(ViT), from_scratch(CNN)
 
 
 def centred(images: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The rows of pretrained models with synthetic data and weights in exactly the formats of the real ones."""
 
-import functools
 import json
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from experiments.data.cifar import cifar100 as cifar100_reader
-from experiments.data.illustrated import Padded, Squares
+from experiments.data.image_files import Padded
 from experiments.data.imagenet import SAMPLE
 from experiments.data.vqav2 import VOCABULARY
 from experiments.experiment import Sources
@@ -16,10 +15,8 @@ from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
 from experiments.models.features import keep_tokens
 from experiments.models.resnet import ResNet
 from experiments.pretraining import pretrained
-from experiments.rows import imagenet_resnet50, questions, scratch
+from experiments.rows import imagenet_resnet50, scratch, vqav2_rows
 from experiments.rows import nlvr2_beit3 as nlvr2_beit3_row
-from experiments.rows import vqav2_beit3 as vqav2_beit3_row
-from experiments.rows import vqav2_vilt as vqav2_vilt_row
 from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.daquar_fusion import TOKENS
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
@@ -27,8 +24,7 @@ from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
 from experiments.rows.sst2_minilm import SST2_MINILM
-from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
-from experiments.rows.vqav2_vilt import VQAV2_VILT
+from experiments.rows.vqav2_rows import VQAV2_BEIT3, VQAV2_VILT
 from tests.experiments import hf_folders, keras_files, multimodal
 from tests.experiments.data import formats, multimodal_files
 from varprop.evaluation.methods import listed
@@ -106,8 +102,7 @@ def vqav2_beit3(folder, sizes=multimodal.BEIT3, classes=2):
     _asked(folder, classes)
     _beit3_folder(folder / "beit3", Beit3ForQuestions(classes=3, **sizes))
     found = shortened(VQAV2_BEIT3, epochs=1, batch=2, model={"classes": classes, **sizes})
-    view = Squares(("image",), sizes["img_size"])
-    splits = questions.splits(vqav2_beit3_row.folder, vqav2_beit3_row.tokens, view, classes)
+    splits = vqav2_rows.splits(found.name, vqav2_rows.beit3_columns(sizes["img_size"]), classes)
     return replace(found, splits=splits), Sources(folder, folder / "beit3")
 
 
@@ -116,8 +111,7 @@ def vqav2_vilt(folder, sizes=multimodal.VILT, classes=2, view=None):
     _asked(folder, classes)
     hf_folders.vilt(folder / "vilt", **sizes)
     found = shortened(VQAV2_VILT, epochs=1, batch=2, model={"classes": classes})
-    view = view or Padded(short=64, long=96)
-    splits = questions.splits(vqav2_vilt_row.folder, vqav2_vilt_row.tokens, view, classes)
+    splits = vqav2_rows.splits(found.name, vqav2_rows.vilt_columns(view or Padded(short=64, long=96)), classes)
     return replace(found, splits=splits), Sources(folder, folder / "vilt")
 
 
@@ -127,7 +121,7 @@ def nlvr2_beit3(folder, sizes=multimodal.BEIT3):
     multimodal_files.nlvr2(folder / "nlvr2", stated)
     _beit3_folder(folder / "beit3", Beit3ForPairs(**sizes))
     found = shortened(NLVR2_BEIT3, epochs=1, batch=2, model={"classes": 2, **sizes})
-    splits = functools.partial(nlvr2_beit3_row.splits, side=sizes["img_size"])
+    splits = nlvr2_beit3_row.splits(sizes["img_size"])
     return replace(found, splits=splits), Sources(folder, folder / "beit3")
 
 

@@ -12,7 +12,7 @@ import torch
 from experiments import __main__ as program
 from experiments import pipeline, search, training
 from experiments import rows as registry
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.weights import fill
 from experiments.paper.norms import Norms, kept_norms
 from experiments.recipes import Schedule
@@ -146,7 +146,7 @@ def test_options_reach_the_pipeline(experiments, rows, monkeypatch):
 
 
 def test_an_interrupt_says_that_nothing_is_lost(experiments, rows, monkeypatch):
-    epoch = training._Run.epoch
+    epoch = training._Loop.epoch
 
     def interrupted(self):
         if self.done == 2:
@@ -154,14 +154,14 @@ def test_an_interrupt_says_that_nothing_is_lost(experiments, rows, monkeypatch):
         return epoch(self)
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(training._Run, "epoch", interrupted)
+        stopping.setattr(training._Loop, "epoch", interrupted)
         stopping.setattr(training, "SAVE_EVERY", -1.0)
         found = experiments("reproduce", "squares")
         assert found.code == 130
         assert "stopped; what was finished is kept, and the same command goes on from there" in found.err
         assert "Traceback" not in found.err
     done = []
-    monkeypatch.setattr(training._Run, "epoch", lambda self: (done.append(self.done), epoch(self))[1])
+    monkeypatch.setattr(training._Loop, "epoch", lambda self: (done.append(self.done), epoch(self))[1])
     assert experiments("reproduce", "squares").code == 0
     assert done == [2]  # of three
 

@@ -87,7 +87,7 @@ def test_rows_of_the_tables_with_the_best_candidate(tmp_path, monkeypatch, capsy
     assert {row.config["recipe"]["ivon"]["lr"] for row in rows} == {rates[min(rates, key=risks.__getitem__)]}
     assert all(row.cost == {"plain": 2.0, "sample": 1.0} for row in rows)
     assert all(Results(tmp_path).scores(row) for row in rows)
-    monkeypatch.setattr(pipeline.Pipeline, "subject", lambda *_: pytest.fail("there was nothing to do"))
+    monkeypatch.setattr(pipeline.Pipeline, "network", lambda *_: pytest.fail("there was nothing to do"))
     assert fleet.run(fleet._asked()) == 0
 
 

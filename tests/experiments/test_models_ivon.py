@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.ivon_checkpoints import ivon_checkpoint
 from experiments.models.resnet import ResNet
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import varprop as vp
-from experiments.faults import DataError, ExperimentError
+from experiments.exceptions import DataError, ExperimentError
 from experiments.models import beit3, vilt
 from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
 from tests.experiments import multimodal

@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import varprop as vp
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.transformer import minilm, tokenize, vit_base
 from tests.experiments import hf_folders
 from tests.experiments.hf_folders import SIZES

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import pipeline
+from experiments import pipeline, training
+from experiments.data.examples import Examples, Lookup
+from experiments.exceptions import DataError, ExperimentError
 from experiments.experiment import METHODS, Sources, Splits
-from experiments.faults import DataError, ExperimentError
 from experiments.paper.norms import kept_norms
 from experiments.pipeline import Pipeline
 from tests.experiments.synthetic import ADAMW, FEW, RECIPE, every_method, experiment, splits
@@ -49,10 +50,10 @@ def trained(monkeypatch):
     """The seeds that were trained together, each time; reading a finished training back does not count."""
     calls, original = [], pipeline.train
 
-    def train(lanes, *args, **kwargs):
-        if not all(lane.finished for lane in lanes):
-            calls.append([lane.seed for lane in lanes])
-        return original(lanes, *args, **kwargs)
+    def train(experiment, runs, *args, **kwargs):
+        if not all(run.finished for run in runs):
+            calls.append([run.seed for run in runs])
+        return original(experiment, runs, *args, **kwargs)
 
     monkeypatch.setattr(pipeline, "train", train)
     return calls
@@ -143,9 +144,9 @@ def check_scales(rows):
 
 def test_draws_of_few_samples_are_the_first_of_many(tmp_path):
     results = run(tmp_path, 3, of=experiment(methods=tuple(listed("mc-1,mc-2,mc-8"))))
-    subject = make(tmp_path, 3)[0].subject(3)
+    network = make(tmp_path, 3)[0].network(3)
     for row, count in zip(results.rows, (1, 2, 8), strict=True):
-        alone = evaluate(MonteCarlo(subject.model, subject.posterior, count, seed=3), subject.test, progress=False)
+        alone = evaluate(MonteCarlo(network.model, network.posterior, count, seed=3), network.test, progress=False)
         np.testing.assert_allclose(results.scores(row)["confidence"], alone.confidence, rtol=1e-5)
         assert row.metrics["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-5)
     assert len({row.metrics["nll"] for row in results.rows}) == 3
@@ -181,8 +182,8 @@ def test_a_kill_between_methods_resumes_with_the_missing_ones(tmp_path, monkeypa
 
 def test_a_kill_in_training_resumes_where_it_was(tmp_path, monkeypatch):
     whole = contents(run(tmp_path / "whole"))
-    epoch = pipeline.train.__globals__["_Run"].epoch
-    monkeypatch.setitem(pipeline.train.__globals__, "SAVE_EVERY", -1.0)
+    epoch = training._Loop.epoch
+    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)
 
     def killed(self):
         if self.done == 2:
@@ -191,11 +192,11 @@ def test_a_kill_in_training_resumes_where_it_was(tmp_path, monkeypatch):
         return epoch(self)
 
     done = []
-    monkeypatch.setattr(pipeline.train.__globals__["_Run"], "epoch", killed)
+    monkeypatch.setattr(training._Loop, "epoch", killed)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "killed")
     assert done == [0, 1]
-    monkeypatch.setattr(pipeline.train.__globals__["_Run"], "epoch", epoch)
+    monkeypatch.setattr(training._Loop, "epoch", epoch)
     same(whole, contents(run(tmp_path / "killed")))
 
 
@@ -284,24 +285,10 @@ def test_a_network_without_layer_norms_has_no_comparison_of_them(tmp_path):
 
 
 def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):
-    class Hidden:
-        def __init__(self, split):
-            self.split, self.labels = split, split.labels
-
-        def __len__(self):
-            return len(self.split)
-
-        def take(self, rows):
-            return Hidden(self.split.take(rows))
-
-        def read(self, rows):
-            return self.split.read(rows)
-
-        def to(self, device):
-            return self
-
     def hidden(sources, seed):
-        return Splits(*map(Hidden, splits()[:3]))
+        """Looked up in a table, not in memory as they are."""
+        parts = splits()[:3]
+        return Splits(*(Examples(Lookup(torch.arange(len(part)), part.inputs), part.labels) for part in parts))
 
     results = run(tmp_path, of=experiment(splits=hidden))
     assert results.examples("squares") is None

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.data.places import VARIABLE
+from experiments.data.text_files import VARIABLE
+from experiments.exceptions import DataError, ExperimentError
 from experiments.experiment import NOWHERE, Sources
-from experiments.faults import DataError, ExperimentError
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
 from tests.experiments import hf_folders, synthetic_rows

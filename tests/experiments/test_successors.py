@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.models.vit import ViT
+from experiments.models.small_networks import ViT
 from experiments.pipeline import Pipeline
 from experiments.successors import SUCCESSORS, Case, _gradients, _parts, methods_named, smooth_aurc
 from tests.experiments.synthetic import experiment
@@ -87,5 +87,5 @@ def test_each_on_little(tmp_path, monkeypatch):
     chosen = replace(experiment(), methods=tuple(SUCCESSORS.values()))
     pipeline = Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None, fidelity=False)
     pipeline.train([0])
-    pipeline.evaluate(pipeline.subject(0), 0, chosen.methods, {})
+    pipeline.evaluate(pipeline.network(0), 0, chosen.methods, {})
     assert not pipeline.missing(0)

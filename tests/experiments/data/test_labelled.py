@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments.data.labelled import Scores, majority
+from experiments.data.examples import Scores, majority
 
 
 @pytest.mark.parametrize(
