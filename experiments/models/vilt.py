@@ -21,19 +21,10 @@ def vilt_for_questions(checkpoint: Path | None, classes: int, seed: int = 0, **s
 
     With None for a checkpoint everything is drawn, at the given ``sizes`` of a ``ViltConfig``.
     """
-    return with_fixed_patches(_vilt(checkpoint, "ViltForQuestionAnswering", classes, seed, sizes))
-
-
-def vilt_for_pairs(checkpoint: Path | None, classes: int = 2, seed: int = 0, **sizes: Any) -> nn.Module:
-    """A ``ViltForImagesAndTextClassification`` of two images, otherwise the same."""
-    pair = {"num_images": 2, "modality_type_vocab_size": 3, **sizes}
-    return with_fixed_patches(_vilt(checkpoint, "ViltForImagesAndTextClassification", classes, seed, pair))
-
-
-def _vilt(checkpoint: Path | None, name: str, classes: int, seed: int, sizes: dict[str, Any]) -> nn.Module:
-    if checkpoint is not None:
-        return classifier(checkpoint, "vilt", name, classes, seed, fresh=("pooler",), **sizes)
-    return start_of(name, classes, seed, **sizes)
+    name = "ViltForQuestionAnswering"
+    if checkpoint is None:
+        return with_fixed_patches(start_of(name, classes, seed, **sizes))
+    return with_fixed_patches(classifier(checkpoint, "vilt", name, classes, seed, fresh=("pooler",), **sizes))
 
 
 def with_fixed_patches(model: nn.Module) -> nn.Module:

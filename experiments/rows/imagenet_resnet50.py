@@ -14,9 +14,9 @@ from experiments.data.image_files import ImageFiles, centre_crops, image_folder
 from experiments.data.text_files import VARIABLE, roots
 from experiments.exceptions import DataError, ExperimentError
 from experiments.experiment import Experiment, ReadSplits, Sources, Splits, same_for_every_seed
-from experiments.models.ivon_checkpoints import ivon_checkpoint
 from experiments.models.prepare import IMAGENET
 from experiments.models.resnet import ResNet
+from experiments.models.weights import ivon_checkpoint
 from experiments.recipes import NO_TRAINING, Recipe
 from varprop.posterior import Posterior
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from experiments.exceptions import DataError
-from experiments.models.ivon_checkpoints import ivon_checkpoint
 from experiments.models.resnet import ResNet
+from experiments.models.weights import ivon_checkpoint
 
 pytestmark = pytest.mark.second
 

@@ -11,7 +11,7 @@ from experiments import search
 from experiments.data.examples import map_inputs
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, imagenet_resnet50
-from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
+from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50, smoothed
 from experiments.rows.sst2_minilm import masked
 from experiments.side_by_side import SideBySide
 from tests.experiments import synthetic_rows
@@ -112,6 +112,15 @@ def test_the_posterior_of_the_sample_is_that_of_the_chosen_candidate(tmp_path):
     assert not torch.equal(
         found["fc.weight"].var, experiment.posterior(model, experiment.recipe, sources, 1)["fc.weight"].var
     )
+
+
+def test_smoothing_keeps_sums_of_rows_and_columns():
+    before = torch.rand(3, 2, 2, 2)
+    after = smoothed(before)
+    torch.testing.assert_close(after.flatten(1).sum(1), before.flatten(1).sum(1))
+    torch.testing.assert_close(after.flatten(1).sum(0), before.flatten(1).sum(0))
+    assert torch.linalg.matrix_rank(after.flatten(1)) == 1
+    assert torch.equal(smoothed(before[0, 0, 0]), before[0, 0, 0])
 
 
 @pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")
