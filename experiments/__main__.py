@@ -17,8 +17,8 @@ from experiments.experiment import Sources
 from experiments.layernorm import synthetic
 from experiments.models.features import image_tokens, keep_tokens
 from experiments.notes import notes
-from experiments.paper.chapters import write_paper_report
 from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
+from experiments.paper.paper_report import write_paper_report
 from experiments.pipeline import Pipeline
 from experiments.pretraining import pretrained
 from experiments.rows import ROWS, row_named

@@ -12,7 +12,7 @@ from torch import nn
 
 from experiments.data.examples import Examples, Lookup, in_some_groups
 from experiments.data.nlvr import BOXES, FEATURES, MOST, ORDERS, Scenes, nlvr, rearranged, recoloured, shape_tokens
-from experiments.data.statements import EASY, SIMPLE, TEMPLATES, Templates, generate
+from experiments.data.nlvr_templates import EASY, SIMPLE, TEMPLATES, Templates, generate
 from experiments.exceptions import ExperimentError
 from experiments.experiment import Experiment, Pretraining, Sources, Splits, same_for_every_seed
 from experiments.models.fusion import PRETRAINED, Multiway, masked, pretrained_fusion

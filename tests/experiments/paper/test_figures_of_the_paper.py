@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.paper.blocks import block_scales, geometric, per_block, places
+from experiments.paper.block_scales import block_scales, geometric, per_block, places
 from experiments.paper.norms import Norms, keep_norms, kept_norms, scatter
 from varprop.errors import ResultsError
 from varprop.evaluation.results import Results, Row

@@ -12,8 +12,8 @@ from random import Random
 
 from torch import Tensor
 
-from experiments.data.generated_scenes import SCATTERED, TALLEST, Seen
 from experiments.data.nlvr import COLOUR_WORDS, COLOURS, SHAPES, SIZES
+from experiments.data.nlvr_scenes import SCATTERED, TALLEST, Seen
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 SIZE_WORDS = ("small", "medium", "big")

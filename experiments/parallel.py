@@ -1,6 +1,6 @@
 """Networks of a row: trained together, then studied in several processes.
 
-``python -m experiments.fleet ROW OUT --seeds 20-24 --methods "mean,temperature;cvp-adam;cvp-isotropic"``: a process
+``python -m experiments.parallel ROW OUT --seeds 20-24 --methods "mean,temperature;cvp-adam;cvp-isotropic"``: a process
 takes the methods of one seed up to a semicolon, and each row is written when it is there. What has not ended after
 ``--seconds`` is stopped, and all is if one process fails; what was trained and what is in OUT is not done again.
 
@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 
 from experiments.checkpoint_study import Study
+from experiments.cvp_variants import Variant, methods_named
 from experiments.experiment import Experiment, Sources
 from experiments.pipeline import Pipeline
 from experiments.pretraining import pretrained
 from experiments.rows import row_named
 from experiments.search import best, search
-from experiments.successors import Successor, methods_named
 from varprop.cli.references import numbers
 
 PAUSE = 0.2  # seconds between looks at the processes
@@ -80,7 +80,7 @@ def _study(asked: argparse.Namespace, seed: int, methods: Sequence[str], until: 
 
 def _price(asked: argparse.Namespace) -> None:
     pipeline = _pipeline(asked)
-    timed = tuple(method for method in pipeline.experiment.methods if not isinstance(method, Successor))
+    timed = tuple(method for method in pipeline.experiment.methods if not isinstance(method, Variant))
     pipeline.experiment = replace(pipeline.experiment, methods=timed)
     pipeline.price(numbers(asked.seeds)[0])
 
@@ -125,7 +125,7 @@ def watch(processes: Sequence[BaseProcess], most: int, until: float) -> int:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.fleet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.parallel", description=__doc__)
     parser.add_argument("row")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0-4")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.paper.blocks import block_scales
-from experiments.paper.macro import macro
+from experiments.paper.benchmark_average import macro
+from experiments.paper.block_scales import block_scales
 from experiments.paper.norms import SYNTHETIC, errors, kept_norms, scatter
 from experiments.paper.published import benchmark_of, compared
 from experiments.paper.verdicts import agreement, order, verdict

@@ -9,7 +9,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from experiments.data.clauses import (
+from experiments.data.nlvr import BOXES, COLOUR_WORDS, COLOURS, shape_tokens
+from experiments.data.nlvr_phrases import (
     NONE,
     NUMBERS,
     SOME,
@@ -31,8 +32,7 @@ from experiments.data.clauses import (
     plain_contents,
     pluralised,
 )
-from experiments.data.generated_scenes import TALLEST, Seen, draw_scene
-from experiments.data.nlvr import BOXES, COLOUR_WORDS, COLOURS, shape_tokens
+from experiments.data.nlvr_scenes import TALLEST, Seen, draw_scene
 
 POOL, STATEMENTS = 1024, 512
 """Scenes that are drawn together, and statements about them: each is about some of them, each scene is in several."""
