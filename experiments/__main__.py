@@ -15,9 +15,9 @@ from rich.padding import Padding
 from experiments.data.daquar import daquar, divide, photos
 from experiments.experiment import Sources
 from experiments.layernorm import synthetic
-from experiments.models.features import image_tokens, keep_tokens
+from experiments.models.features import image_tokens, save_tokens
 from experiments.notes import notes
-from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
+from experiments.paper.norms import SYNTHETIC, load_norms, save_norms
 from experiments.paper.paper_report import write_paper_report
 from experiments.pipeline import Pipeline
 from experiments.pretraining import pretrained
@@ -189,7 +189,7 @@ def features(
     found = daquar(data_dir)
     path = out or found.place / TOKENS
     tokens = image_tokens(weights, photos(found.place), divide(found.images)[0], device=device_named(device))
-    keep_tokens(path, tokens)
+    save_tokens(path, tokens)
     Console().print(f"{path}: {len(tokens)} images, {list(tokens.shape[1:])}", highlight=False, soft_wrap=True)
 
 
@@ -248,9 +248,9 @@ def _run(pipeline: Pipeline, console: Console) -> None:
         pipeline.splits(pipeline.seeds[0])  # missing data is found before a folder is made for it
         writable(pipeline.folder)
     results = pipeline.run()
-    if not kept_norms(results, SYNTHETIC):
+    if not load_norms(results, SYNTHETIC):
         pipeline.say("comparing the rules for LayerNorm on synthetic inputs")
-        keep_norms(results, SYNTHETIC, synthetic())
+        save_norms(results, SYNTHETIC, synthetic())
 
 
 if __name__ == "__main__":

@@ -187,10 +187,10 @@ class Pipeline:
     def _compare_norms(self, results: Results, net: MomentNet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Here, because of libraries that draw, which training does without.
         from experiments.layernorm import traced
-        from experiments.paper.norms import keep_norms, kept_norms
+        from experiments.paper.norms import load_norms, save_norms
 
-        if not kept_norms(results, self.experiment.name):
-            keep_norms(results, self.experiment.name, [traced(net, *args, **kwargs)])
+        if not load_norms(results, self.experiment.name):
+            save_norms(results, self.experiment.name, [traced(net, *args, **kwargs)])
 
     @torch.no_grad()
     def _sampled(
@@ -220,7 +220,7 @@ class Pipeline:
         calibration = FixedEpochs(**self.recipe.calibration)
         return TrainedNetwork(model, posterior, held_out, test, self.experiment.link, calibration)
 
-    def price(self, seed: int) -> None:
+    def add_costs(self, seed: int) -> None:
         """What each method costs, into its rows that lack it."""
         results = Results(self.folder)
         lacking = [row for row in results.rows if row.row == self.experiment.name and row.cost is None]

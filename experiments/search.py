@@ -107,7 +107,7 @@ def _warn_of_guessing(experiment: Experiment, trials: Sequence[Trial], guess: fl
         )
 
 
-def best(experiment: Experiment, folder: Path) -> Experiment:
+def best_candidate(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with the candidate whose samples had the least AURC in a search that was written there."""
     found = json.loads((folder / f"{experiment.name}-search.json").read_text())
     return replace(experiment, recipe=experiment.candidates[_chosen(experiment, [Trial(**t) for t in found["trials"]])])

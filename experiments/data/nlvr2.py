@@ -17,7 +17,7 @@ REMEDY = "get data/*.json of github.com/lil-lab/nlvr/nlvr2 and its images, unpac
 TRUTH = ("False", "True")
 
 
-class Stated(NamedTuple):
+class Statements(NamedTuple):
     """Statements, the files of the two images of each, and whether it is true of them [N]."""
 
     texts: list[str]
@@ -28,9 +28,9 @@ class Stated(NamedTuple):
 class Nlvr2Set(NamedTuple):
     """The parts by their official names."""
 
-    train: Stated
-    dev: Stated
-    test: Stated
+    train: Statements
+    dev: Statements
+    test: Statements
 
 
 def nlvr2(folder: Path | None = None) -> Nlvr2Set:
@@ -43,7 +43,7 @@ def nlvr2(folder: Path | None = None) -> Nlvr2Set:
     return Nlvr2Set(*(_stated(place, part) for part in PARTS))
 
 
-def _stated(place: Path, part: str) -> Stated:
+def _stated(place: Path, part: str) -> Statements:
     path = place / f"{part}.json"
     texts, paths, labels = [], [], []
     for where, line in read_json_lines(path):
@@ -57,7 +57,7 @@ def _stated(place: Path, part: str) -> Stated:
         labels.append(TRUTH.index(str(line["label"])))
     if not texts:
         raise DataError(f"{path} holds no statements")
-    return Stated(texts, paths, torch.tensor(labels))
+    return Statements(texts, paths, torch.tensor(labels))
 
 
 def _pair(place: Path, part: str, line: dict[str, str], where: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ SIZE = 3129
 """Answers that are the most common one of at least nine questions in both parts."""
 
 
-class Asked(NamedTuple):
+class Questions(NamedTuple):
     """Questions, the file of the image of each, and the scores of the answers in the vocabulary."""
 
     texts: list[str]
@@ -35,8 +35,8 @@ class Asked(NamedTuple):
 class VqaSet(NamedTuple):
     """The questions of both parts, and the answers that a model may give."""
 
-    train: Asked
-    val: Asked
+    train: Questions
+    val: Questions
     answers: tuple[str, ...]
 
 
@@ -59,7 +59,7 @@ def vqav2(folder: Path | None = None, size: int | None = SIZE) -> VqaSet:
     return VqaSet(train, val, answers)
 
 
-def _asked(place: Path, part: str, annotations: list[dict[str, Any]], index: Mapping[str, int]) -> Asked:
+def _asked(place: Path, part: str, annotations: list[dict[str, Any]], index: Mapping[str, int]) -> Questions:
     path, beside = place / QUESTIONS[part], place / ANNOTATIONS[part]
     questions = _entries(path, "questions")
     by_id = {_of(entry, "question_id", i, "annotations", beside): (i, entry) for i, entry in enumerate(annotations)}
@@ -82,7 +82,7 @@ def _asked(place: Path, part: str, annotations: list[dict[str, Any]], index: Map
         raise DataError(
             f"{place / part} lacks {file}, of question {number} in {path.name}, and {len(missing) - 1} more"
         )
-    return Asked(texts, paths, Scores.of(scores, len(index)))
+    return Questions(texts, paths, Scores.of(scores, len(index)))
 
 
 def _scored(i: int, entry: dict[str, Any], index: Mapping[str, int], path: Path) -> dict[int, float]:

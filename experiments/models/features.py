@@ -44,12 +44,12 @@ def image_tokens(
     return torch.cat([((part.float() - centre) @ chosen).half() for part in found.split(64)])
 
 
-def keep_tokens(path: Path, tokens: Tensor) -> None:
+def save_tokens(path: Path, tokens: Tensor) -> None:
     np.savez(path, tokens=tokens.numpy())
 
 
-def kept_tokens(path: Path, images: int) -> Tensor:
-    """What ``keep_tokens`` wrote for this many images."""
+def load_tokens(path: Path, images: int) -> Tensor:
+    """What ``save_tokens`` wrote for this many images."""
     try:
         with np.load(path, allow_pickle=False) as file:
             found = torch.from_numpy(file["tokens"])

@@ -10,7 +10,7 @@ from torch import nn
 from experiments.data.daquar import daquar, divide
 from experiments.data.examples import Examples, Lookup
 from experiments.experiment import Experiment, MakeModel, Sources, Splits, same_for_every_seed
-from experiments.models.features import kept_tokens
+from experiments.models.features import load_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked
 from experiments.models.transformer import tokenize
 from experiments.recipes import Recipe, Schedule
@@ -41,7 +41,7 @@ def splits(sources: Sources) -> Splits:
     folder = sources.trained_weights("daquar", WANTED)
     data = daquar(sources.data)
     tokens = tokenize(folder, data.questions, LENGTH)
-    features = kept_tokens(data.place / TOKENS, data.images)
+    features = load_tokens(data.place / TOKENS, data.images)
     examples = Examples({**tokens, "image": Lookup(data.image, features)}, data.scores)
     rows = [torch.isin(data.image, images).nonzero()[:, 0] for images in divide(data.images)]
     train, held_out, test = (examples.take(some) for some in rows)

@@ -8,7 +8,7 @@ from torch import nn
 
 from experiments.data.examples import Examples
 from experiments.data.image_files import square_files
-from experiments.data.nlvr2 import TRUTH, Stated, nlvr2
+from experiments.data.nlvr2 import TRUTH, Statements, nlvr2
 from experiments.experiment import Experiment, ReadSplits, Sources, Splits, same_for_every_seed
 from experiments.models.beit3 import LENGTH, Beit3ForPairs, beit3, padded
 from experiments.models.transformer import tokenize
@@ -33,7 +33,7 @@ def splits(side: int) -> ReadSplits:
     def load(sources: Sources) -> Splits:
         folder = sources.trained_weights(NAME, WANTED)
 
-        def examples(part: Stated) -> Examples:
+        def examples(part: Statements) -> Examples:
             tokens = padded(tokenize(folder, part.texts, LENGTH), "text")
             first, second = ([pair[i] for pair in part.paths] for i in (0, 1))
             images = {"image_a": square_files(first, side), "image_b": square_files(second, side)}

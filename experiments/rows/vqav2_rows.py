@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from experiments.data.examples import Column, Examples, in_some_groups
 from experiments.data.image_files import Padded, square_files
-from experiments.data.vqav2 import SIZE, Asked, vqav2
+from experiments.data.vqav2 import SIZE, Questions, vqav2
 from experiments.experiment import Experiment, ReadSplits, Sources, Splits, same_for_every_seed
 from experiments.models import beit3, vilt
 from experiments.models.transformer import tokenize
@@ -50,19 +50,19 @@ VILT_RECIPE = Recipe(
 )
 
 
-def beit3_columns(side: int = SIDE) -> Callable[[Path, Asked], dict[str, Column]]:
-    def columns(folder: Path, part: Asked) -> dict[str, Column]:
+def beit3_columns(side: int = SIDE) -> Callable[[Path, Questions], dict[str, Column]]:
+    def columns(folder: Path, part: Questions) -> dict[str, Column]:
         tokens = beit3.padded(tokenize(folder, part.texts, beit3.LENGTH), "question")
         return {**tokens, "image": square_files(part.paths, side)}
 
     return columns
 
 
-def vilt_columns(view: Padded) -> Callable[[Path, Asked], dict[str, Column]]:
+def vilt_columns(view: Padded) -> Callable[[Path, Questions], dict[str, Column]]:
     return lambda folder, part: {**tokenize(folder, part.texts, vilt.LENGTH), **view(part.paths)}
 
 
-def splits(name: str, columns: Callable[[Path, Asked], dict[str, Column]], size: int | None = SIZE) -> ReadSplits:
+def splits(name: str, columns: Callable[[Path, Questions], dict[str, Column]], size: int | None = SIZE) -> ReadSplits:
     """Trained on train2014; of val2014 a tenth of the images is held out, and the questions about the others tested.
 
     The labels of the test part are not published, and the paper does not say how it divided the others: this division

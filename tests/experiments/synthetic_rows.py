@@ -12,7 +12,7 @@ from experiments.data.imagenet import SAMPLE
 from experiments.data.vqav2 import VOCABULARY
 from experiments.experiment import Sources
 from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
-from experiments.models.features import keep_tokens
+from experiments.models.features import save_tokens
 from experiments.models.resnet import ResNet
 from experiments.pretraining import pretrained
 from experiments.rows import imagenet_resnet50, scratch, vqav2_rows
@@ -143,7 +143,7 @@ def daquar(folder, experiment):
     multimodal_files.daquar(folder / "daquar", images=10)
     hf_folders.bert(folder / "bert")
     generator = torch.Generator().manual_seed(0)
-    keep_tokens(folder / "daquar" / TOKENS, torch.randn(10, 6, 8, generator=generator).half())
+    save_tokens(folder / "daquar" / TOKENS, torch.randn(10, 6, 8, generator=generator).half())
     model = {"features": 8, "tokens": 6, "classes": 3}
     return shortened(experiment, epochs=1, batch=4, model=model), Sources(folder, folder / "bert")
 

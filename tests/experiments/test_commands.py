@@ -6,6 +6,7 @@ import warnings
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +15,11 @@ from experiments import pipeline, search, training
 from experiments import rows as registry
 from experiments.exceptions import DataError
 from experiments.models.weights import fill
-from experiments.paper.norms import Norms, kept_norms
+from experiments.paper.norms import Norms, load_norms
 from experiments.recipes import Schedule
 from tests.experiments.synthetic import RECIPE, experiment, splits
 from varprop.evaluation.methods import named
-from varprop.evaluation.results import FILE, Results
+from varprop.evaluation.results import FILE, Results, Row
 
 pytestmark = [
     pytest.mark.second,
@@ -68,7 +69,7 @@ def test_reproduce(experiments, rows):
     found = experiments("reproduce", "squares", "--seeds", "0,2")
     assert found.code == 0, found.err
     assert kept("results/squares") == [("mean", 0), ("mc-2", 0), ("mean", 2), ("mc-2", 2)]
-    assert kept_norms(Results("results/squares"), "synthetic")[0].title == "Σ ~ U(0, 1)"
+    assert load_norms(Results("results/squares"), "synthetic")[0].title == "Σ ~ U(0, 1)"
     for text in ("note: on a CPU this takes many hours", "timing compiled passes", "synthetic inputs", "AURC"):
         assert text in found.out
     assert "report: results/squares/report/report.html" in found.out
@@ -184,6 +185,18 @@ def test_search(experiments, rows):
         assert f"{averages[name]:.2f}" in line
     assert next(line for line in lines if "plain" in line).count("(the row's recipe)") == 1
     assert (lines[0].count("plain") == 1) == (averages["plain"] < averages["flat"])  # the best is on top
+
+
+def test_rows_of_another_folder_are_added_without_their_scores(tmp_path, experiments, refused):
+    results, others = Results(tmp_path / "new"), Results(tmp_path / "all")
+    results.add(Row("d", "cvp", 0, 2, {"accuracy": 0.5}), {"confidence": np.ones(2), "correctness": np.ones(2)})
+    results.add_examples(np.zeros((200, 2, 2), np.uint8), ["zero"], row="d")
+    others.add(Row("e", "cvp", 0, 2, {"accuracy": 0.6}))
+    experiments("merge", str(tmp_path / "new"), str(tmp_path / "all"))
+    assert [row.row for row in others.rows] == ["e", "d"]
+    assert others.scores(others.rows[1]) is None
+    assert len(others.examples("d").images) == 120
+    assert "all has rows of d already" in refused("merge", str(tmp_path / "new"), str(tmp_path / "all"))
 
 
 # --- wrong uses --------------------------------------------------------------------------------------

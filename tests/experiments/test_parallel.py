@@ -36,13 +36,13 @@ def _without_pauses(monkeypatch):
 
 def test_all_run_a_few_at_a_time(capsys):
     stages = [Stage(str(i), 0) for i in range(5)]
-    assert parallel.watch(stages, 2, math.inf) == 0
+    assert parallel.run_processes(stages, 2, math.inf) == 0
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == list("01234")
 
 
 def test_one_that_fails_ends_the_whole(capsys):
     stages = [Stage("good", 0), Stage("bad", 1), Stage("slow", None), Stage("late", 0)]
-    assert parallel.watch(stages, 3, math.inf) == 3
+    assert parallel.run_processes(stages, 3, math.inf) == 3
     assert capsys.readouterr().out.count("not finished") == 3
     assert stages[2].stopped
     assert stages[3].exitcode is None
@@ -50,7 +50,7 @@ def test_one_that_fails_ends_the_whole(capsys):
 
 def test_what_takes_too_long_is_stopped():
     stages = [Stage("slow", None)]
-    assert parallel.watch(stages, 1, 0.0) == 1
+    assert parallel.run_processes(stages, 1, 0.0) == 1
 
 
 class AtOnce:
@@ -76,9 +76,9 @@ def test_rows_of_the_tables_with_the_best_candidate(tmp_path, monkeypatch, capsy
     costs = {slug: {"plain": 2.0, "sample": 1.0} for slug in ("mean", "temperature", "mc-2")}
     monkeypatch.setattr(pipeline, "relative_costs", lambda *_, **__: costs)
     options = ["--tables", "--search", "--costs", "--device", "cpu", "--seeds", "0,3"]
-    asked = ["parallel", "squares", str(tmp_path), *options, "--methods", "mean,temperature;mc-2"]
-    monkeypatch.setattr(parallel.sys, "argv", asked)
-    assert parallel.run(parallel._asked()) == 0
+    args = ["parallel", "squares", str(tmp_path), *options, "--methods", "mean,temperature;mc-2"]
+    monkeypatch.setattr(parallel.sys, "argv", args)
+    assert parallel.run(parallel._arguments()) == 0
     rows = Results(tmp_path).rows
     assert {(row.method, row.seed) for row in rows} == {(m, s) for m in costs for s in (0, 3)}
     risks = dict.fromkeys(rates, 0.0)
@@ -88,7 +88,7 @@ def test_rows_of_the_tables_with_the_best_candidate(tmp_path, monkeypatch, capsy
     assert all(row.cost == {"plain": 2.0, "sample": 1.0} for row in rows)
     assert all(Results(tmp_path).scores(row) for row in rows)
     monkeypatch.setattr(pipeline.Pipeline, "network", lambda *_: pytest.fail("there was nothing to do"))
-    assert parallel.run(parallel._asked()) == 0
+    assert parallel.run(parallel._arguments()) == 0
 
 
 @pytest.mark.second
@@ -104,7 +104,7 @@ def test_pretraining_comes_first(tmp_path, monkeypatch):
     options = ["--tables", "--search", "--device", "cpu", "--seeds", "0", "--methods", "mean"]
     places = ["--data", str(tmp_path), "--weights", str(tmp_path / "bert")]
     monkeypatch.setattr(parallel.sys, "argv", ["parallel", row.name, str(tmp_path / "run"), *options, *places])
-    assert parallel.run(parallel._asked()) == 0
+    assert parallel.run(parallel._arguments()) == 0
     [found] = Results(tmp_path / "run").rows
     [made] = [file.parent for file in (tmp_path / "run").glob("*stage3*/fusion.safetensors")]
     assert found.config["weights"] == Sources(weights=made).fingerprint

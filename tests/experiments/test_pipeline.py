@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import pipeline, training
+from experiments import pipeline
 from experiments.data.examples import Examples, Lookup
-from experiments.exceptions import DataError, ExperimentError
 from experiments.experiment import METHODS, Sources, Splits
-from experiments.paper.norms import kept_norms
+from experiments.paper.norms import load_norms
 from experiments.pipeline import Pipeline
 from tests.experiments.synthetic import ADAMW, FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
@@ -117,7 +116,7 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
     check_scales({row.method: row for row in results.rows})
     assert results.examples("squares").images.shape == (48, 8, 8)
     assert results.examples("squares").names == ("left", "right", "below")
-    (traced,) = kept_norms(results, "squares")
+    (traced,) = load_norms(results, "squares")
     assert set(traced.rmse) == {"cvp", "streamlining"}
 
     before = contents(results)
@@ -178,26 +177,6 @@ def test_a_kill_between_methods_resumes_with_the_missing_ones(tmp_path, monkeypa
     same(whole, contents(again.run()))
     assert trained == [[0], [0]]
     assert said == ["seed 0: MC-2", "seed 0: temperature"]
-
-
-def test_a_kill_in_training_resumes_where_it_was(tmp_path, monkeypatch):
-    whole = contents(run(tmp_path / "whole"))
-    epoch = training._Loop.epoch
-    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)
-
-    def killed(self):
-        if self.done == 2:
-            raise KeyboardInterrupt
-        done.append(self.done)
-        return epoch(self)
-
-    done = []
-    monkeypatch.setattr(training._Loop, "epoch", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed")
-    assert done == [0, 1]
-    monkeypatch.setattr(training._Loop, "epoch", epoch)
-    same(whole, contents(run(tmp_path / "killed")))
 
 
 def test_another_recipe_is_another_result(tmp_path, trained):
@@ -281,7 +260,7 @@ def test_a_network_without_layer_norms_has_no_comparison_of_them(tmp_path):
 
     results = run(tmp_path, of=experiment(methods=(named("cvp"),), model=plain))
     assert results.rows[0].fidelity
-    assert kept_norms(results, "squares") == ()
+    assert load_norms(results, "squares") == ()
 
 
 def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):
@@ -293,24 +272,6 @@ def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):
     results = run(tmp_path, of=experiment(splits=hidden))
     assert results.examples("squares") is None
     same(contents(results), contents(run(tmp_path / "shown")))
-
-
-def test_too_little_memory(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
-
-    monkeypatch.setattr(pipeline, "train", full)
-    with pytest.raises(ExperimentError, match=r"too little memory \(CUDA out of memory\); .*--side-by-side 1"):
-        run(tmp_path)
-
-
-def test_missing_data_is_said_before_anything_is_trained(tmp_path, trained):
-    def nowhere(sources, seed):
-        raise DataError("squares is not in data")
-
-    with pytest.raises(DataError, match="squares is not in data"):
-        run(tmp_path, of=experiment(splits=nowhere))
-    assert trained == []
 
 
 def test_a_folder_that_cannot_be_written_to_is_known_before_the_training(tmp_path, trained):

@@ -8,7 +8,7 @@ import torch
 
 from experiments.data.examples import in_some_groups
 from experiments.data.image_files import Padded
-from experiments.data.vqav2 import Asked
+from experiments.data.vqav2 import Questions
 from experiments.models.beit3 import BASE
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
@@ -174,7 +174,7 @@ def test_a_question_longer_than_the_position_table_is_cut(tmp_path, columns, len
     place = hf_folders.tokenizer(tmp_path)
 
     def tokens_of(count):
-        found = columns(place, Asked(["film " * count], ["image.jpg"], None))
+        found = columns(place, Questions(["film " * count], ["image.jpg"], None))
         return {name: column for name, column in found.items() if isinstance(column, torch.Tensor)}
 
     words = {count: tokens_of(count) for count in (length - 3, length - 2, 300)}

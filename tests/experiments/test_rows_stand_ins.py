@@ -16,7 +16,7 @@ from experiments.data.daquar import daquar
 from experiments.data.examples import map_inputs
 from experiments.data.nlvr import COLOURS, ORDERS, nlvr, rearranged, recoloured, shape_tokens
 from experiments.exceptions import DataError, ExperimentError
-from experiments.models.features import image_tokens, kept_tokens
+from experiments.models.features import image_tokens, load_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
@@ -266,7 +266,7 @@ def test_image_tokens_are_principal_components(tmp_path):
 def test_wrong_files_of_image_tokens(tmp_path):
     (tmp_path / "tokens.npz").write_bytes(b"no")
     with pytest.raises(DataError, match="holds no image tokens: .* make it with python -m experiments features"):
-        kept_tokens(tmp_path / "tokens.npz", 3)
+        load_tokens(tmp_path / "tokens.npz", 3)
     np.savez(tmp_path / "tokens.npz", tokens=np.zeros((2, 3, 4), np.float16))
     with pytest.raises(DataError, match=r"holds \[2, 3, 4\] tokens for 3 images"):
-        kept_tokens(tmp_path / "tokens.npz", 3)
+        load_tokens(tmp_path / "tokens.npz", 3)

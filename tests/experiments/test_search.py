@@ -50,15 +50,11 @@ def test_every_candidate_with_every_seed(tmp_path, chosen_from):
     assert trials[3].sampled["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-3)
 
 
-def test_a_search_that_was_stopped_goes_on(tmp_path, chosen_from, monkeypatch):
+def test_what_was_trained_is_not_trained_again(tmp_path, chosen_from, monkeypatch):
+    """By a search that was stopped, or by a pipeline in the same folder."""
     first = search(chosen_from, [0], tmp_path, "cpu", progress=False)
     monkeypatch.setattr(training._Loop, "epoch", lambda self: pytest.fail("there was nothing to train"))
     assert search(chosen_from, [0], tmp_path, "cpu", progress=False) == first
-
-
-def test_what_a_search_has_trained_need_not_be_trained_again(tmp_path, chosen_from, monkeypatch):
-    search(chosen_from, [0], tmp_path, "cpu", progress=False)
-    monkeypatch.setattr(training._Loop, "epoch", lambda self: pytest.fail("there was nothing to train"))
     for recipe in CANDIDATES.values():
         chosen = replace(chosen_from, recipe=recipe)
         Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None).train([0])

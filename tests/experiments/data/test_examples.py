@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.data.examples import Examples, hold_out
+from experiments.data.examples import Examples, Scores, hold_out, majority
 from experiments.data.image_files import CROP, ImageFiles, centre_crops, image_folder
 from experiments.exceptions import DataError
 from tests.experiments.data.formats import picture
@@ -118,3 +118,17 @@ def test_read_take_and_move():
     assert split.take(rows).labels.tolist() == [2, 1]
     moved = split.to("meta")
     assert (moved.inputs.device.type, moved.labels.device.type) == ("meta", "meta")
+
+
+@pytest.mark.parametrize(
+    ("labels", "share"),
+    [
+        (torch.tensor([2, 0, 2, 1, 2]), 3 / 5),
+        (Scores.of([{0: 1.0}, {1: 0.5, 2: 0.5}, {2: 0.75}, {}], 4), 1.25 / 4),
+        (torch.tensor([[0.0], [0.2], [1.0]]), 1.8 / 3),
+        (torch.tensor([[1.0], [0.8], [0.0]]), 1.8 / 3),
+    ],
+    ids=["classes", "scores", "mostly false", "mostly true"],
+)
+def test_how_right_the_most_common_answer_is(labels, share):
+    assert majority(labels) == pytest.approx(share)
