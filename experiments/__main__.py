@@ -88,7 +88,7 @@ def reproduce(
     pipeline = Pipeline(
         experiment, numbers(seeds), folder, device, Sources(data_dir, weights), epochs, limit, side_by_side
     )
-    pipeline.say = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
+    pipeline.log = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
     _run(pipeline, console)
     show(Results(folder), console)
     _report(folder, None, console)
@@ -159,7 +159,7 @@ def shift(
         experiment = replace(experiment, methods=tuple(listed(methods)))
     device, folder = _set_up(device, threads), out or Path("results") / row
     pipeline = Pipeline(experiment, numbers(seeds), folder, device, Sources(data_dir, weights))
-    pipeline.say = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
+    pipeline.log = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
     others, test = out_of_distribution(row, data_dir), pipeline.splits(pipeline.seeds[0]).test
     images = isinstance(test.inputs, torch.Tensor)
     if damaged and not images:
@@ -249,7 +249,7 @@ def _run(pipeline: Pipeline, console: Console) -> None:
         writable(pipeline.folder)
     results = pipeline.run()
     if not load_norms(results, SYNTHETIC):
-        pipeline.say("comparing the rules for LayerNorm on synthetic inputs")
+        pipeline.log("comparing the rules for LayerNorm on synthetic inputs")
         save_norms(results, SYNTHETIC, synthetic())
 
 

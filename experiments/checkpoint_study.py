@@ -40,10 +40,10 @@ from varprop.prediction.temperature import TemperatureScaled
 from varprop.rules import CVP, FACTORED, RuleSet
 
 WIDTHS = tuple(10 ** (-2 + i / 4) for i in range(9))  # relative: the root of Σ var / Σ mean²
-TRIED, USED = 16, 64  # Monte Carlo samples, in the search for a width and in the end
+SEARCH_SAMPLES, FINAL_SAMPLES = 16, 64  # Monte Carlo samples, in the search for a width and in the end
 BATCH, SAMPLED_BATCH = 250, 1000  # Monte Carlo draws all its networks for every batch
 HELD_OUT = (50, 100, 300, 1000)
-TEAM = 4
+ENSEMBLE_SIZE = 4
 SWAG_EPOCHS, SWAG_COLLECTED, SWAG_RATES, SWAG_MOMENTUM = 4, 20, (0.003, 0.03), 0.9
 
 Found = tuple[Mapping[str, float], dict[str, Any]]
@@ -87,7 +87,7 @@ class Study:
         yield "cvp-adam", lambda: self._described(self.fitted)
         yield "cvp-adam-bfloat16", self._rounded
         yield "cvp-isotropic", lambda: self._propagated(self.flat)
-        yield f"ensemble-{TEAM}", self._ensemble
+        yield f"ensemble-{ENSEMBLE_SIZE}", self._ensemble
         for count in HELD_OUT:
             yield f"temperature@{count}", functools.partial(self._tempered, count)
             yield f"cvp-isotropic@{count}", functools.partial(self._propagated, self.flat, count)
@@ -151,18 +151,18 @@ class Study:
         tuned = {rate: self._tuned(swag_posterior(self.pipeline, self.model, self.seed, rate)) for rate in SWAG_RATES}
         rate = min(tuned, key=lambda rate: tuned[rate][0])
         _, width, posterior = tuned[rate]
-        return self._sample(posterior, USED, self.test), {"width": width, "rate": rate}
+        return self._sample(posterior, FINAL_SAMPLES, self.test), {"width": width, "rate": rate}
 
     def _sampled(self, posterior: Posterior) -> Found:
         _, width, posterior = self._tuned(posterior)
-        return self._sample(posterior, USED, self.test), {"width": width}
+        return self._sample(posterior, FINAL_SAMPLES, self.test), {"width": width}
 
     def _tuned(self, posterior: Posterior) -> tuple[float, float, Posterior]:
         """Of the width with the least held-out loss: that loss, the width, and the posterior."""
         size = sum(float(pair.mean.square().sum()) for pair in posterior.values())
         noise = sum(float(pair.var.sum()) for pair in posterior.values())
         wide = {width: posterior.scaled(width**2 * size / noise) for width in WIDTHS}
-        losses = {width: self._sample(each, TRIED, self.held_out)["nll"] for width, each in wide.items()}
+        losses = {width: self._sample(each, SEARCH_SAMPLES, self.held_out)["nll"] for width, each in wide.items()}
         best = min(losses, key=lambda width: losses[width])
         return losses[best], best, wide[best]
 
@@ -174,7 +174,7 @@ class Study:
         """Of this network and the next ones, with one temperature for all."""
         seeds = self.pipeline.seeds
         start = list(seeds).index(self.seed)
-        team = [seeds[(start + i) % len(seeds)] for i in range(TEAM)]
+        team = [seeds[(start + i) % len(seeds)] for i in range(ENSEMBLE_SIZE)]
         models = [_filled(*self.pipeline.trained(seed)) for seed in team]
         held_out, test = (list(self._logits(models, data)) for data in (self.held_out, self.test))
 

@@ -58,7 +58,7 @@ class Sources:
         return path
 
 
-NOWHERE = Sources()
+NO_SOURCES = Sources()
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.checkpoint_study import TEAM, USED
+from experiments.checkpoint_study import ENSEMBLE_SIZE, FINAL_SAMPLES
 from experiments.row_files import read_rows
 
 COLUMNS = {
@@ -33,11 +33,11 @@ TITLES = {
     "cvp-adam-bfloat16": "the same in bfloat16",
     "cvp-isotropic": "CVP, one variance for all weights",
     "factored-adam": "FACTORED, variances from Adam",
-    f"ensemble-{TEAM}": f"{TEAM} networks",
-    "mc-adam": f"{USED} samples, variances from Adam",
-    "mc-isotropic": f"{USED} samples, one variance for all",
-    "laplace": f"{USED} samples, diagonal Laplace",
-    "swag": f"{USED} samples, diagonal SWAG",
+    f"ensemble-{ENSEMBLE_SIZE}": f"{ENSEMBLE_SIZE} networks",
+    "mc-adam": f"{FINAL_SAMPLES} samples, variances from Adam",
+    "mc-isotropic": f"{FINAL_SAMPLES} samples, one variance for all",
+    "laplace": f"{FINAL_SAMPLES} samples, diagonal Laplace",
+    "swag": f"{FINAL_SAMPLES} samples, diagonal SWAG",
     "last-layer": "CVP, last layer alone",
     "cvp-adam-paper": "CVP, the paper's calibration",
 }

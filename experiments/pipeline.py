@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from experiments.data.examples import PreparedBatches
 from experiments.exceptions import ExperimentError
-from experiments.experiment import NOWHERE, SOFTMAX, Experiment, Sources, Splits
+from experiments.experiment import NO_SOURCES, SOFTMAX, Experiment, Sources, Splits
 from experiments.recipes import Recipe
 from experiments.side_by_side import as_call
 from experiments.training import Run, run_in, train
@@ -44,7 +44,7 @@ class Pipeline:
     seeds: Sequence[int]
     folder: Path
     device: str = "cpu"
-    sources: Sources = NOWHERE
+    sources: Sources = NO_SOURCES
     epochs: int | None = None
     """Instead of the recipe's."""
     limit: int | None = None
@@ -53,14 +53,14 @@ class Pipeline:
     fidelity: bool = True
     """CVP is compared with samples module by module, and its norms too."""
     progress: bool = True
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     _read: tuple[int, Splits] | None = field(default=None, init=False, repr=False)
 
     def run(self) -> Results:
         results = Results(self.folder)
         missing = {seed: self.missing(seed) for seed in self.seeds}
         if not any(missing.values()):
-            self.say(f"all {len(self.experiment.methods)} methods are there already: nothing to do")
+            self.log(f"all {len(self.experiment.methods)} methods are there already: nothing to do")
             return results
         self.folder.mkdir(parents=True, exist_ok=True)  # fails before the training, not after it
         self._show_examples(results)
@@ -125,7 +125,7 @@ class Pipeline:
         todo = [seed for seed in seeds if not self.run_of(seed).finished]
         for start in range(0, len(todo), together):
             some = todo[start : start + together]
-            self.say(f"training seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}")
+            self.log(f"training seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}")
             self._train(some)
 
     def _train(self, seeds: Sequence[int]) -> list[Posterior]:
@@ -156,10 +156,10 @@ class Pipeline:
         sampled = [method for method in methods if method.samples is not None]
         for method in methods:
             if method not in sampled:
-                self.say(f"seed {seed}: {method.title}")
+                self.log(f"seed {seed}: {method.title}")
                 keep(*self._measured(results, method, network, entries))
             elif method == sampled[0]:  # and all others with it
-                self.say(f"seed {seed}: {', '.join(each.title for each in sampled)}")
+                self.log(f"seed {seed}: {', '.join(each.title for each in sampled)}")
                 parts = network.held_out, network.test
                 before, after = (self._sampled(sampled, network, seed, part) for part in parts)
                 for each in sampled:
@@ -234,7 +234,7 @@ class Pipeline:
         found: dict[str, Cost] = json.loads(file.read_text()) if file.is_file() else {}
         if all(method.slug in found for method in self.experiment.methods):
             return found
-        self.say("timing compiled passes")
+        self.log("timing compiled passes")
         args, kwargs = as_call(network.test.first(network.test.size))
         found = relative_costs(self.experiment.methods, network.model, network.posterior, *args, **kwargs)
         if found:  # where nothing can be compiled today, there may be a compiler tomorrow

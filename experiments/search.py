@@ -15,7 +15,7 @@ import torch
 
 from experiments.data.examples import PreparedBatches, majority
 from experiments.exceptions import ExperimentError
-from experiments.experiment import NOWHERE, Experiment, Sources
+from experiments.experiment import NO_SOURCES, Experiment, Sources
 from experiments.pipeline import Pipeline
 from experiments.training import train
 from varprop.evaluation.evaluate import evaluate, revision
@@ -43,7 +43,7 @@ def search(
     seeds: Sequence[int],
     folder: Path,
     device: str,
-    sources: Sources = NOWHERE,
+    sources: Sources = NO_SOURCES,
     *,
     progress: bool = True,
 ) -> list[Trial]:

@@ -102,7 +102,7 @@ def shift_rows(pipeline: Pipeline, others: Mapping[str, Examples], changed: Corr
         network = pipeline.network(seed) if todo else None
         for method, data in todo.items():
             assert network is not None
-            pipeline.say(f"seed {seed}: {method.title}")
+            pipeline.log(f"seed {seed}: {method.title}")
             predictor = network.predictor(method, progress=False)
             entries = {"row": name, "seed": seed, "method": method.slug}
             its_others = {name: examples for name, examples in others.items() if name in data}

@@ -24,7 +24,7 @@ from experiments import training_state
 from experiments.augment import UNCHANGED, apply
 from experiments.cuda_graph import Gradients
 from experiments.data.examples import Examples, map_inputs
-from experiments.experiment import NOWHERE, Experiment, Sources
+from experiments.experiment import NO_SOURCES, Experiment, Sources
 from experiments.recipes import Recipe
 from experiments.side_by_side import SideBySide
 from varprop.errors import InputError
@@ -63,7 +63,7 @@ class Run:
         return hashlib.sha256(repr((trained, self.seed, self.weights)).encode()).hexdigest()
 
     @property
-    def pace(self) -> str:
+    def group_key(self) -> str:
         """What networks must share to be trained as one parameter."""
         return repr((self.recipe.options, self.recipe.schedule, self.recipe.gradient_clip))
 
@@ -88,7 +88,7 @@ def train(
     examples: Examples,
     device: str,
     *,
-    sources: Sources = NOWHERE,
+    sources: Sources = NO_SOURCES,
     progress: bool = True,
 ) -> list[Posterior]:
     """The posterior of each. Runs must agree in epochs, batch and shapes of the model; all else may differ."""
@@ -97,7 +97,7 @@ def train(
     shapes = {(run.recipe.epochs, run.recipe.batch) for run in runs}
     if len(shapes) > 1:
         raise InputError(f"networks side by side must have the same epochs and batch, not {sorted(shapes)}")
-    order = sorted(range(len(runs)), key=lambda i: runs[i].pace)
+    order = sorted(range(len(runs)), key=lambda i: runs[i].group_key)
     loop = _Loop(experiment, [runs[i] for i in order], examples.to(device), device, sources)
     epochs = runs[0].recipe.epochs
     saved, pause = time.monotonic(), SAVE_EVERY
@@ -125,13 +125,13 @@ class _Loop:
         runs: Sequence[Run],
         examples: Examples,
         device: str,
-        sources: Sources = NOWHERE,
+        sources: Sources = NO_SOURCES,
     ) -> None:
         self.experiment, self.runs, self.examples = experiment, runs, examples
         self.device = torch.device(device)
         models = [experiment.model(run.recipe, sources, run.seed) for run in runs]
         self.networks = SideBySide(models, device)
-        self.groups = [list(group) for _, group in itertools.groupby(range(len(runs)), lambda i: runs[i].pace)]
+        self.groups = [list(group) for _, group in itertools.groupby(range(len(runs)), lambda i: runs[i].group_key)]
         self.rows = [
             nn.Parameter(torch.stack([self.networks.row(models[i]).to(device) for i in group])) for group in self.groups
         ]

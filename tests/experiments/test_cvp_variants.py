@@ -86,7 +86,7 @@ def test_unknown_names():
 @pytest.mark.filterwarnings("ignore:the best width", "ignore:some scales", "ignore:the scales had not")
 def test_each_on_little(tmp_path, monkeypatch):
     chosen = replace(experiment(), methods=tuple(VARIANTS.values()))
-    pipeline = Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None, fidelity=False)
+    pipeline = Pipeline(chosen, [0], tmp_path, progress=False, log=lambda _: None, fidelity=False)
     pipeline.train([0])
     pipeline.evaluate(pipeline.network(0), 0, chosen.methods, {})
     assert not pipeline.missing(0)

@@ -19,9 +19,15 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_every_method_has_a_row(tmp_path, monkeypatch):
-    for name, value in {"WIDTHS": (0.01, 0.1), "TRIED": 2, "USED": 2, "HELD_OUT": (20,), "TEAM": 2}.items():
+    for name, value in {
+        "WIDTHS": (0.01, 0.1),
+        "SEARCH_SAMPLES": 2,
+        "FINAL_SAMPLES": 2,
+        "HELD_OUT": (20,),
+        "ENSEMBLE_SIZE": 2,
+    }.items():
         monkeypatch.setattr(checkpoint_study, name, value)
-    pipeline = Pipeline(experiment(ADAMW), [0, 1], tmp_path, progress=False, say=lambda _: None)
+    pipeline = Pipeline(experiment(ADAMW), [0, 1], tmp_path, progress=False, log=lambda _: None)
     pipeline.train([0, 1])
     file = tmp_path / "rows.jsonl"
     Study(pipeline, 0, file).run()

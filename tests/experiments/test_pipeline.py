@@ -60,7 +60,7 @@ def trained(monkeypatch):
 
 def make(folder, *seeds, of=None, **options):
     said = []
-    found = Pipeline(of or experiment(), seeds or (0,), folder, progress=False, say=said.append, **options)
+    found = Pipeline(of or experiment(), seeds or (0,), folder, progress=False, log=said.append, **options)
     return found, said
 
 
@@ -84,11 +84,11 @@ def same(a, b):
 def test_a_network_trained_with_adamw(tmp_path, trained):
     """From training to calibrated rows; what is finished is not trained again."""
     ordinary = experiment(recipe=ADAMW, methods=tuple(listed("mean,cvp")))
-    found = Pipeline(ordinary, (0, 1), tmp_path, progress=False, say=lambda _: None).run()
+    found = Pipeline(ordinary, (0, 1), tmp_path, progress=False, log=lambda _: None).run()
     assert {(row.method, row.seed) for row in found.rows} == {(m, s) for m in ("mean", "cvp") for s in (0, 1)}
     assert all(row.config["recipe"]["adamw"] == ADAMW.adamw for row in found.rows)
     more = replace(ordinary, methods=FEW)
-    Pipeline(more, (0, 1), tmp_path, progress=False, say=lambda _: None).run()
+    Pipeline(more, (0, 1), tmp_path, progress=False, log=lambda _: None).run()
     assert trained == [[0], [1]]
 
 

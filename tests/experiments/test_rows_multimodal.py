@@ -54,7 +54,7 @@ def torchscale(monkeypatch):
 def run(folder, made, methods, limit=None):
     experiment, sources = made(folder)
     experiment = replace(experiment, methods=tuple(listed(methods)))
-    quiet = {"progress": False, "say": lambda _: None}
+    quiet = {"progress": False, "log": lambda _: None}
     return Pipeline(experiment, (0,), folder / "results", sources=sources, limit=limit, **quiet)
 
 

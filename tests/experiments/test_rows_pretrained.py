@@ -43,7 +43,7 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     experiment, sources = make(tmp_path)
     assert experiment.name == name
     out = tmp_path / "results"
-    results = Pipeline(experiment, (0,), out, sources=sources, limit=limit, progress=False, say=lambda _: None).run()
+    results = Pipeline(experiment, (0,), out, sources=sources, limit=limit, progress=False, log=lambda _: None).run()
     assert [(row.method, row.examples) for row in results.rows] == [(method.slug, tested) for method in METHODS]
     propagated = results.rows[1]
     assert "(output)" in propagated.scales

@@ -49,7 +49,7 @@ def few_images(monkeypatch):
 def run(folder, name, methods):
     experiment, sources = MADE[name](folder)
     experiment = replace(experiment, methods=tuple(listed(methods)))
-    quiet = {"progress": False, "say": lambda _: None}
+    quiet = {"progress": False, "log": lambda _: None}
     return Pipeline(experiment, (0,), folder / "results", sources=sources, **quiet)
 
 

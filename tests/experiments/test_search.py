@@ -8,7 +8,7 @@ import pytest
 from experiments import search as module
 from experiments import training
 from experiments.data.examples import PreparedBatches
-from experiments.experiment import NOWHERE, Splits
+from experiments.experiment import NO_SOURCES, Splits
 from experiments.pipeline import Pipeline
 from experiments.recipes import Schedule
 from experiments.rows.scratch import centred, vit
@@ -46,7 +46,7 @@ def test_every_candidate_with_every_seed(tmp_path, chosen_from):
     run = Run(CANDIDATES["flat, then down"], 4, tmp_path / "alone.safetensors")
     [posterior] = train(chosen_from, [run], splits().train, "cpu", progress=False)
     batches = PreparedBatches(splits().held_out, centred, 64, "cpu")
-    alone = evaluate(MonteCarlo(vit(RECIPE, NOWHERE, 4).eval(), posterior, 8, seed=4), batches, progress=False)
+    alone = evaluate(MonteCarlo(vit(RECIPE, NO_SOURCES, 4).eval(), posterior, 8, seed=4), batches, progress=False)
     assert trials[3].sampled["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-3)
 
 
@@ -57,7 +57,7 @@ def test_what_was_trained_is_not_trained_again(tmp_path, chosen_from, monkeypatc
     assert search(chosen_from, [0], tmp_path, "cpu", progress=False) == first
     for recipe in CANDIDATES.values():
         chosen = replace(chosen_from, recipe=recipe)
-        Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None).train([0])
+        Pipeline(chosen, [0], tmp_path, progress=False, log=lambda _: None).train([0])
 
 
 def test_a_candidate_that_learned_nothing_is_named(tmp_path, recwarn):

@@ -55,7 +55,7 @@ def shifted(folder):
     recipe = replace(GARMENTS_CNN.recipe, epochs=1, batch=10)
     splits = Splits(train, held_out, images.take(slice(30)))
     experiment = replace(GARMENTS_CNN, splits=lambda *_: splits, recipe=recipe, methods=tuple(listed("mean,mc-2")))
-    pipeline = Pipeline(experiment, (0, 1), folder, progress=False, say=lambda _: None)
+    pipeline = Pipeline(experiment, (0, 1), folder, progress=False, log=lambda _: None)
     dark = Examples(torch.zeros(15, 1, 28, 28, dtype=torch.uint8), torch.zeros(15, dtype=torch.long))
     changed = {"none 0": lambda: images, "noise 2": lambda: images.take(slice(9))}
     return lambda: shift_rows(pipeline, {"darkness": dark}, changed)

@@ -12,7 +12,7 @@ from torch import nn
 from experiments import training
 from experiments.augment import Augment
 from experiments.data.examples import Examples
-from experiments.experiment import NOWHERE
+from experiments.experiment import NO_SOURCES
 from experiments.recipes import Recipe, Schedule
 from experiments.rows import ROWS
 from experiments.rows.scratch import centred, vit
@@ -186,7 +186,7 @@ def test_adamw_is_that_of_torch(tmp_path):
     recipe = replace(ADAMW, adamw={**ADAMW.adamw, "eps": 1e-3})
     found = run(tmp_path, 0, 3, recipe=recipe)
     for seed, posterior in zip((0, 3), found, strict=True):
-        model = vit(recipe, NOWHERE, seed).eval()
+        model = vit(recipe, NO_SOURCES, seed).eval()
         optimizer = torch.optim.AdamW(model.parameters(), **recipe.adamw)
         for epoch in range(3):
             order = torch.randperm(70, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
@@ -327,14 +327,14 @@ def test_recipes_fit_their_data(name, channels, side, classes):
     """One batch through the model that the recipe makes, and that each candidate makes."""
     row = ROWS[name]
     for recipe in (row.recipe, *row.candidates.values()):
-        model = row.model(recipe, NOWHERE, 0)
+        model = row.model(recipe, NO_SOURCES, 0)
         assert model(row.prepare(torch.zeros(2, channels, side, side, dtype=torch.uint8))).shape == (2, classes)
         assert (recipe.epochs, recipe.batch) == (row.recipe.epochs, row.recipe.batch)
 
 
 def test_a_model_comes_from_its_seed_alone():
     before = torch.random.get_rng_state()
-    first, again, other = (vit(RECIPE, NOWHERE, seed).head.weight for seed in (0, 0, 1))
+    first, again, other = (vit(RECIPE, NO_SOURCES, seed).head.weight for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -9,7 +9,7 @@ import torch
 from experiments.data import nlvr_phrases, nlvr_templates
 from experiments.data.nlvr import SIDE, shape_tokens
 from experiments.data.nlvr_phrases import WHAT_BOXES_HAVE
-from experiments.data.nlvr_scenes import Seen, draw_scene
+from experiments.data.nlvr_scenes import SceneFacts, draw_scene
 from experiments.data.nlvr_templates import EACH, TEMPLATES, generate
 from tests.experiments.data.multimodal_files import shape
 
@@ -141,10 +141,10 @@ CASES = [pytest.param(*kind[:2], *case, id=case[0]) for kind in WHOLE + PARTS fo
 @pytest.mark.parametrize(("module", "of_towers", "name", "expected"), CASES)
 def test_hand_made_scenes(module, of_towers, name, expected):
     """Where a statement is true, or in how many boxes a part of one."""
-    seen = Seen(*shape_tokens(TOWERS if of_towers else SCATTERED), of_towers)
+    facts = SceneFacts(*shape_tokens(TOWERS if of_towers else SCATTERED), of_towers)
     rng, left = Random(0), dict(expected)
     for _ in range(20000):
-        words, truth = getattr(module, name)(rng, seen)
+        words, truth = getattr(module, name)(rng, facts)
         if words in left:
             assert (truth if truth.ndim == 1 else truth.sum(-1)).tolist() == left.pop(words), words
             if not left:
