@@ -23,11 +23,7 @@ def grids(weights: Path, images: Tensor, device: str = "cpu") -> Iterator[Tensor
     """Of each image [3, H, W], bytes: the [H/32 · W/32, 2048] positions of the last stage, batch by batch."""
     network = keras_resnet50(weights).to(device)
     for start in tqdm(range(0, len(images), _BATCH), desc="features", disable=None, leave=False):
-        x = CAFFE(images[start : start + _BATCH].to(device))
-        x = network.maxpool(network.relu(network.bn1(network.conv1(x))))
-        for index in range(len(network.depths)):
-            x = network.get_submodule(f"layer{index + 1}")(x)
-        yield x.flatten(2).transpose(1, 2)
+        yield network.grid(CAFFE(images[start : start + _BATCH].to(device))).flatten(2).transpose(1, 2)
 
 
 @torch.no_grad()

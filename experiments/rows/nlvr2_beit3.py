@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
-
-from torch import nn
 
 from experiments.data.examples import Examples
 from experiments.data.image_files import square_files
@@ -12,8 +11,8 @@ from experiments.data.nlvr2 import TRUTH, Statements, nlvr2
 from experiments.experiment import Experiment, ReadSplits, Sources, Splits, same_for_every_seed
 from experiments.models.beit3 import LENGTH, Beit3ForPairs, beit3, padded
 from experiments.models.transformer import tokenize
-from experiments.recipes import Recipe
 from experiments.rows import vqav2_rows
+from experiments.rows.starting_points import from_weights
 
 NAME = "nlvr2-beit3"
 WANTED = vqav2_rows.WANTED[vqav2_rows.BEIT3]
@@ -45,18 +44,13 @@ def splits(side: int) -> ReadSplits:
     return load
 
 
-def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-    """The checkpoint with a head drawn from the seed."""
-    return beit3(Beit3ForPairs, sources.trained_weights(NAME, WANTED), seed, **recipe.model)
-
-
 NLVR2_BEIT3 = Experiment(
     name=NAME,
     title="NLVR2 (BEiT-3-base)",
     about="BEiT-3 base fine-tuned on 86,373 statements about pairs of photos; the 6,982 of dev are held out.",
     paper="NLVR2 (BEiT-3-base)",
     splits=splits(SIDE),
-    model=start,
+    model=from_weights(NAME, WANTED, functools.partial(beit3, Beit3ForPairs)),
     recipe=RECIPE,
     prepare=vqav2_rows.prepare_beit3,
     evaluation_batch=64,

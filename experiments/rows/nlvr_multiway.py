@@ -19,8 +19,7 @@ from experiments.models.fusion import PRETRAINED, Multiway, masked, pretrained_f
 from experiments.models.transformer import tokenize
 from experiments.recipes import AdamWRecipe, Recipe, Schedule
 from experiments.rows import daquar_fusion
-from experiments.rows.daquar_fusion import WANTED
-from experiments.rows.daquar_fusion import start as from_minilm
+from experiments.rows.daquar_fusion import WANTED, from_minilm
 from varprop.prediction.links import Sigmoid
 
 NAME = "nlvr-multiway"

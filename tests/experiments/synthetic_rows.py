@@ -15,7 +15,7 @@ from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
 from experiments.models.features import save_tokens
 from experiments.models.resnet import ResNet
 from experiments.pretraining import pretrained
-from experiments.rows import imagenet_resnet50, scratch, vqav2_rows
+from experiments.rows import imagenet_resnet50, starting_points, vqav2_rows
 from experiments.rows import nlvr2_beit3 as nlvr2_beit3_row
 from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.daquar_fusion import TOKENS
@@ -47,7 +47,7 @@ def cifar100(folder, sizes=hf_folders.SIZES):
     hf_folders.vit(folder / "vit", sizes)
     found = shortened(CIFAR100_VIT, epochs=1, batch=2, model={"classes": 100, "sizes": sizes})
     prepare = replace(CIFAR100_VIT.prepare, size=sizes["image_size"])
-    splits = scratch.splits(cifar100_reader, held_out=2)
+    splits = starting_points.splits(cifar100_reader, held_out=2)
     return replace(found, splits=splits, prepare=prepare), Sources(folder, folder / "vit")
 
 

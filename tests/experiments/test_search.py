@@ -11,7 +11,7 @@ from experiments.data.examples import PreparedBatches
 from experiments.experiment import NO_SOURCES, Splits
 from experiments.pipeline import Pipeline
 from experiments.recipes import Schedule
-from experiments.rows.scratch import centred, vit
+from experiments.rows.starting_points import centred, vit
 from experiments.search import search
 from experiments.training import Run, train
 from tests.experiments.synthetic import RECIPE, experiment, splits

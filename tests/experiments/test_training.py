@@ -15,7 +15,7 @@ from experiments.data.examples import Examples
 from experiments.experiment import NO_SOURCES
 from experiments.recipes import Recipe, Schedule
 from experiments.rows import ROWS
-from experiments.rows.scratch import centred, vit
+from experiments.rows.starting_points import centred, vit
 from experiments.training import Run, train
 from tests.experiments.synthetic import ADAMW, RECIPE, experiment, splits
 from varprop.errors import InputError

@@ -1,4 +1,4 @@
-"""What experiments have in common that train a small network on images from scratch."""
+"""Where experiments start: networks drawn from a seed or from trained weights, and images divided into parts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ def from_scratch(network: type[nn.Module]) -> MakeModel:
 
 
 vit, cnn = from_scratch(ViT), from_scratch(CNN)
+
+
+def from_weights(experiment: str, wanted: str, make: Callable[..., nn.Module]) -> MakeModel:
+    """``make(path, seed=…, **options of the recipe)``: the given weights, with a head drawn from the seed."""
+
+    def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
+        return make(sources.trained_weights(experiment, wanted), seed=seed, **recipe.model)
+
+    return start
 
 
 def centred(images: Tensor) -> Tensor:
