@@ -103,17 +103,13 @@ def _encoder(sizes: Mapping[str, int]) -> tuple[nn.Module, int]:
     return BEiT3(EncoderConfig(multiway=True, no_output_layer=True, **chosen)), chosen["encoder_embed_dim"]
 
 
-def beit3(
-    kind: type[Beit3ForQuestions | Beit3ForPairs], checkpoint: Path | None, seed: int = 0, **options: Any
-) -> nn.Module:
-    """A model in eval mode; the encoder from a checkpoint, or else drawn; the head is drawn from ``seed``.
+def beit3(kind: type[Beit3ForQuestions | Beit3ForPairs], checkpoint: Path, seed: int = 0, **options: Any) -> nn.Module:
+    """A model in eval mode; the encoder from a checkpoint, the head drawn from ``seed``.
 
     ``checkpoint`` is a .pth of the official code or a .safetensors, or a folder with one. Image positions of another
     size are resized.
     """
     model = seeded(seed, kind, **options)
-    if checkpoint is None:
-        return model
     path = _file(checkpoint)
     found = {name: tensor for name, tensor in load_tensors(path).items() if name.startswith("beit3.")}
     own = model.state_dict()

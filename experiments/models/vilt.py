@@ -10,21 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.exceptions import DataError
-from experiments.models.transformer import classifier, library, start_of
+from experiments.models.transformer import classifier, library
 
 LENGTH = 40
 """Tokens of a question, as many as ViLT has positions for: what is longer is cut."""
 
 
-def vilt_for_questions(checkpoint: Path | None, classes: int, seed: int = 0, **sizes: Any) -> nn.Module:
-    """A ``ViltForQuestionAnswering`` in eval mode, without dropout, with a head drawn from ``seed``.
-
-    With None for a checkpoint everything is drawn, at the given ``sizes`` of a ``ViltConfig``.
-    """
-    name = "ViltForQuestionAnswering"
-    if checkpoint is None:
-        return with_fixed_patches(start_of(name, classes, seed, **sizes))
-    return with_fixed_patches(classifier(checkpoint, "vilt", name, classes, seed, fresh=("pooler",), **sizes))
+def vilt_for_questions(checkpoint: Path, classes: int, seed: int = 0) -> nn.Module:
+    """A ``ViltForQuestionAnswering`` in eval mode, without dropout, with a head drawn from ``seed``."""
+    return with_fixed_patches(
+        classifier(checkpoint, "vilt", "ViltForQuestionAnswering", classes, seed, fresh=("pooler",))
+    )
 
 
 def with_fixed_patches(model: nn.Module) -> nn.Module:

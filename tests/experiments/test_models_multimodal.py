@@ -9,6 +9,7 @@ import varprop as vp
 from experiments.exceptions import DataError, ExperimentError
 from experiments.models import beit3, vilt
 from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
+from experiments.models.weights import seeded
 from tests.experiments import multimodal
 from tests.experiments.multimodal import BEIT3, VILT, image, padded_images, words
 
@@ -21,9 +22,9 @@ def torchscale(monkeypatch):
     multimodal.require_torchscale(monkeypatch)
 
 
-def original():
+def original(**options):
     torch.manual_seed(0)
-    model = transformers.ViltForQuestionAnswering(transformers.ViltConfig(num_labels=5, **VILT)).eval()
+    model = transformers.ViltForQuestionAnswering(transformers.ViltConfig(num_labels=5, **VILT, **options)).eval()
     torch.nn.init.normal_(model.vilt.embeddings.position_embeddings)
     torch.nn.init.normal_(model.vilt.embeddings.cls_token)
     return model
@@ -46,7 +47,7 @@ def test_vilt_with_fixed_patches_is_the_original():
 
 def test_vilt_that_throws_patches_away_is_refused():
     with pytest.raises(DataError, match="keeps 3 random patches .* set it to -1"):
-        vilt.vilt_for_questions(None, 5, max_image_length=3, **VILT)
+        vilt.with_fixed_patches(original(max_image_length=3))
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def stated(count):
 
 
 def test_padding_of_a_question_does_not_matter(torchscale):
-    model, batch = beit3.beit3(Beit3ForQuestions, None, classes=7, **BEIT3), asked(2)
+    model, batch = seeded(0, Beit3ForQuestions, classes=7, **BEIT3), asked(2)
     assert batch["padding_mask"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
     other = {**batch, "question": batch["question"].where(batch["padding_mask"] == 0, 7)}
     cut = {"image": batch["image"][:1], "question": batch["question"][:1, :4], "padding_mask": torch.zeros(1, 4)}
@@ -97,7 +98,7 @@ def test_padding_of_a_question_does_not_matter(torchscale):
 
 
 def test_a_pair_is_two_passes_and_its_order_counts(torchscale):
-    model, batch = beit3.beit3(Beit3ForPairs, None, **BEIT3), stated(3)
+    model, batch = seeded(0, Beit3ForPairs, **BEIT3), stated(3)
     swapped = {**batch, "image_a": batch["image_b"], "image_b": batch["image_a"]}
     with torch.no_grad():
         found, other = model(**batch), model(**swapped)
@@ -110,7 +111,7 @@ def test_a_pair_is_two_passes_and_its_order_counts(torchscale):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "batch"), [(Beit3ForQuestions, asked), (Beit3ForPairs, stated)])
 def test_beit3_is_propagated_as_it_is(torchscale, kind, batch):
-    model = beit3.beit3(kind, None, classes=7, **BEIT3)
+    model = seeded(0, kind, classes=7, **BEIT3)
     parameters = dict(model.named_parameters())
     var = {key: torch.full_like(p, 1e-6) for key, p in parameters.items()}
     net = vp.propagate(model, vp.Posterior.from_tensors(parameters, var))
@@ -124,7 +125,7 @@ def test_beit3_is_propagated_as_it_is(torchscale, kind, batch):
 
 
 def test_an_encoder_comes_from_its_checkpoint_and_its_positions_are_resized(torchscale, tmp_path):
-    source = beit3.beit3(Beit3ForPairs, None, seed=1, **BEIT3)
+    source = seeded(1, Beit3ForPairs, **BEIT3)
     torch.save({"model": source.state_dict()}, tmp_path / "beit3.pth")
     same = beit3.beit3(Beit3ForPairs, tmp_path, seed=2, **BEIT3)
     assert torch.equal(same.beit3.text_embed.weight, source.beit3.text_embed.weight)
