@@ -16,6 +16,7 @@ import torch
 
 from experiments.checkpoint_study import ENSEMBLE_SIZE, FINAL_SAMPLES
 from experiments.row_files import read_rows
+from varprop.errors import InputError
 
 COLUMNS = {
     "accuracy": ("accuracy, %", 100, 2),
@@ -113,7 +114,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, method: str = "cvp-isotropi
 
 
 if __name__ == "__main__":
-    given = read_rows(Path(sys.argv[1]))
+    if not (given := read_rows(Path(sys.argv[1]))):
+        raise InputError(f"{sys.argv[1]} holds no rows")
     sys.stdout.write(table(given))
     if len(sys.argv) > 2:
         draw(given, Path(sys.argv[2]))
