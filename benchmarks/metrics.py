@@ -10,25 +10,18 @@ their times include the updates. Medians over rounds; the total is the sum of th
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from timing import seconds
+from timing import Function, interleaved, options, started, write
 from torch import Tensor
 
-import varprop as vp
 from varprop import metrics
 
-RESULTS = Path(__file__).parent / "results"
 BARS = {"cpu": 5.0}
 EXAMPLES, CLASSES, BATCH = 1_000_000, 10, 1_000
-Function = Callable[[], Any]
 
 
 def data(device: torch.device) -> dict[str, Tensor]:
@@ -93,37 +86,23 @@ def classes(x: dict[str, Tensor], device: torch.device) -> dict[str, Function]:
 
 
 def measured(found: dict[str, Function], device: torch.device, rounds: int) -> list[dict[str, Any]]:
-    rows = []
-    for name, function in found.items():
-        seconds(function, device)
-        median = statistics.median(seconds(function, device) for _ in range(rounds))
-        rows.append({"name": name, "seconds": median})
+    medians = {name: statistics.median(times) for name, times in interleaved(found, device, rounds).items()}
+    medians["total"] = sum(medians.values())
+    for name, median in medians.items():
         print(f"{name:<24}{median:8.3f} s")
-    rows.append({"name": "total", "seconds": sum(row["seconds"] for row in rows)})
-    print(f"{'total':<24}{rows[-1]['seconds']:8.3f} s\n")
-    return rows
+    return [{"name": name, "seconds": median} for name, median in medians.items()]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
+    args = started(options(__doc__, rounds=3, threads=1))
     device = torch.device(args.device)
     x = data(device)
     print(f"{EXAMPLES:,} examples, plain functions, bar {BARS.get(device.type)} s")
     plain = measured(functions(x), device, args.rounds)
-    print(f"classes, in batches of {BATCH:,}")
+    print(f"\nclasses, in batches of {BATCH:,}")
     streamed = measured(classes(x, device), device, args.rounds)
-    setting = {"device": args.device, "examples": EXAMPLES, "classes": CLASSES, "batch": BATCH}
-    setting |= {"threads": args.threads, "rounds": args.rounds, "bar": BARS.get(device.type)}
-    setting |= {"torch": torch.__version__, "varprop": vp.__version__, "machine": platform.machine()}
-    RESULTS.mkdir(exist_ok=True)
-    where = RESULTS / f"metrics-{args.device}.json"
-    where.write_text(json.dumps({"setting": setting, "functions": plain, "classes": streamed}, indent=2) + "\n")
+    setting = {"examples": EXAMPLES, "classes": CLASSES, "batch": BATCH, "bar": BARS.get(device.type)}
+    write("metrics", args, setting, functions=plain, classes=streamed)
 
 
 if __name__ == "__main__":

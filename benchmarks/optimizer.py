@@ -13,26 +13,19 @@ benchmarks/results/optimizer-<device>.json.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from timing import seconds
+from timing import Function, interleaved, options, ratio_quartiles, seconds, started, write
 from torch import Tensor, nn
 
-import varprop as vp
 from varprop.optim import IVON
 
-RESULTS = Path(__file__).parent / "results"
 BARS = {"cpu": 3.0, "cuda": 1.5}
 SETTINGS = {"lr": 0.1, "ess": 1e6, "clip_radius": 1e-3}
 BASE = "AdamW (foreach)"
-Function = Callable[[], Any]
 
 
 def parameters(device: torch.device, width: int = 192, depth: int = 4) -> list[nn.Parameter]:
@@ -47,8 +40,7 @@ def parameters(device: torch.device, width: int = 192, depth: int = 4) -> list[n
 def with_gradients(device: torch.device) -> tuple[list[nn.Parameter], list[Tensor]]:
     params = parameters(device)
     gradients = [1e-3 * torch.randn_like(p) for p in params]
-    for p, gradient in zip(params, gradients, strict=True):
-        p.grad = gradient
+    put(params, gradients)
     return params, gradients
 
 
@@ -111,41 +103,23 @@ def contestants(device: torch.device) -> dict[str, Function]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
+    args = started(options(__doc__, rounds=41, threads=2))
     device = torch.device(args.device)
-    repeats = 1 if device.type == "cpu" else 10
     functions = contestants(device)
-    times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         seconds(function, device, 3)
-    for _ in range(args.rounds):
-        for name, function in functions.items():
-            times[name].append(seconds(function, device, repeats))
+    times = interleaved(functions, device, args.rounds, repeats=1 if device.type == "cpu" else 10)
     medians = {name: statistics.median(values) for name, values in times.items()}
     rows = []
     for name, values in times.items():
-        quartiles = statistics.quantiles([b / a for a, b in zip(times[BASE], values, strict=True)], n=4)
+        low, _, high = ratio_quartiles(times[BASE], values)
         row = {"name": name, "milliseconds": 1e3 * medians[name], "ratio": medians[name] / medians[BASE]}
-        row |= {
-            "ratio_quartiles": [quartiles[0], quartiles[2]],
-            "bar": BARS.get(device.type) if "IVON" in name else None,
-        }
+        row |= {"ratio_quartiles": [low, high], "bar": BARS.get(device.type) if "IVON" in name else None}
         rows.append(row)
         bar = f", bar {row['bar']}" if row["bar"] else ""
-        low, high = quartiles[0], quartiles[2]
         print(f"{name:<26}{row['milliseconds']:8.3f} ms  {row['ratio']:5.2f}x (quartiles {low:.2f}-{high:.2f}{bar})")
     count = sum(p.numel() for p in parameters(device))
-    setting = {"device": args.device, "parameters": count, "threads": args.threads, "rounds": args.rounds}
-    setting |= {"torch": torch.__version__, "varprop": vp.__version__, "machine": platform.machine()}
-    RESULTS.mkdir(exist_ok=True)
-    where = RESULTS / f"optimizer-{args.device}.json"
-    where.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n")
+    write("optimizer", args, {"parameters": count}, rows=rows)
 
 
 if __name__ == "__main__":

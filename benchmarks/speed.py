@@ -26,15 +26,13 @@ from typing import Any
 import torch
 import transformers
 from strong_plain import StrongBert, StrongViT
-from timing import posterior_of, seconds
+from timing import RESULTS, Function, interleaved, options, posterior_of, ratio_quartiles, seconds, started
 from torch import Tensor, nn
 
 import varprop as vp
 
-RESULTS = Path(__file__).parent / "results"
 PLAIN = "plain, as written", "plain, flat", "plain, by hand"
 FORMS = "eager", "compiled", "graph", "compiled graph"
-Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class Bench:
 
     def run(self) -> dict[str, Any]:
         rows: dict[str, dict[str, Any]] = {}
-        runs: dict[str, Run] = {}
+        runs: dict[str, Function] = {}
         for name, call in self.methods():
             if name not in self.args.methods:
                 continue
@@ -147,17 +145,15 @@ class Bench:
                     rows[key] = {"error": repr(error)[:300]}
                     print(f" {rows[key]['error']}", flush=True)
         with torch.no_grad():
-            times = self._interleaved(runs)
+            times = interleaved(runs, self.device, self.args.rounds, 5 if self.device.type == "cuda" else 1)
         fastest = min((key for key in times if key.startswith("plain")), key=lambda key: statistics.median(times[key]))
         for key, values in times.items():
-            ratios = [b / a for a, b in zip(times[fastest], values, strict=True)]
-            low, _, high = statistics.quantiles(ratios, n=4)
-            rows[key] |= {"ms": 1e3 * statistics.median(values), "plain_passes": statistics.median(ratios)}
-            rows[key] |= {"quartiles": [low, high]}
+            low, middle, high = ratio_quartiles(times[fastest], values)
+            rows[key] |= {"ms": 1e3 * statistics.median(values), "plain_passes": middle, "quartiles": [low, high]}
         print(*(profile(key, runs[key]) for key in self.args.profile), sep="\n", flush=True)
         return {"model": self.name, "batch": self.batch, "denominator": fastest, "rows": rows}
 
-    def _in_form(self, call: Callable[..., Any], form: str) -> Run:
+    def _in_form(self, call: Callable[..., Any], form: str) -> Function:
         if isinstance(call, vp.MomentNet):
             call.capture(**self.inputs)
         if form.startswith("compiled"):
@@ -168,7 +164,7 @@ class Bench:
             return graphed(run)
         return run
 
-    def _peak(self, run: Run) -> int | None:
+    def _peak(self, run: Function) -> int | None:
         """Of what the call itself takes."""
         if self.device.type != "cuda":
             return None
@@ -177,17 +173,8 @@ class Bench:
         run()
         return int(torch.cuda.max_memory_allocated() - before)
 
-    def _interleaved(self, runs: Mapping[str, Run]) -> dict[str, list[float]]:
-        """In turns, so that noise hits all alike."""
-        times: dict[str, list[float]] = {key: [] for key in runs}
-        repeats = 5 if self.device.type == "cuda" else 1
-        for _ in range(self.args.rounds + 1):
-            for key, run in runs.items():
-                times[key].append(seconds(run, self.device, repeats))
-        return {key: values[1:] for key, values in times.items()}
 
-
-def graphed(run: Run) -> Run:
+def graphed(run: Function) -> Function:
     """As a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -201,7 +188,7 @@ def graphed(run: Run) -> Run:
     return graph.replay
 
 
-def profile(name: str, run: Run) -> str:
+def profile(name: str, run: Function) -> str:
     """Where the time of one call goes."""
     with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         for _ in range(3):
@@ -215,19 +202,15 @@ def profile(name: str, run: Run) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, rounds=9, threads=2)
     parser.add_argument("--models", nargs="+", choices=CASES, default=["vit-b"])
     parser.add_argument("--batches", nargs="+", type=int, default=[8])
     parser.add_argument("--methods", nargs="+", default=[*PLAIN, "CVP", "FACTORED", "STREAMLINING", "MC-1", "MC-8"])
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["eager", "compiled"])
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2, help="of a CPU")
     parser.add_argument("--profile", nargs="*", default=[], help="whose kernels are listed, such as 'CVP, compiled'")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = started(parser)
     where = args.out or RESULTS / f"speed-{args.device}-{args.dtype}.jsonl"
     setting = {"device": args.device, "dtype": args.dtype, "threads": args.threads, "torch": torch.__version__}
     setting |= {"varprop": vp.__version__, "transformers": transformers.__version__}

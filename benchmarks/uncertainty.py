@@ -12,31 +12,26 @@ same batch. Bar: 10 %. Medians over interleaved rounds. Writes benchmarks/result
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
-import json
-import platform
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from timing import posterior_of, seconds
+from timing import Function, interleaved, options, posterior_of, ratio_quartiles, started, write
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import varprop as vp
+from varprop.batch import read
 from varprop.calibration import fixed_epochs
 from varprop.calibration.request import Request
 
-RESULTS = Path(__file__).parent / "results"
 EPOCH_BAR, MEMORY_BAR, LINK_BAR = 4.0, 3.0, 0.10
 
 
-def peak_memory(function: Callable[[], Any], device: torch.device) -> int:
+def peak_memory(function: Function, device: torch.device) -> int:
     """Bytes the function needs beyond what is there before."""
     gc.collect()
     if device.type == "cuda":
@@ -84,26 +79,24 @@ def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> 
     fit = fixed_epochs._Fit(net, request, 0.03)
     shown = fixed_epochs.tqdm(disable=True)
 
+    taken_apart = list(read(data))
+
     def epoch() -> None:
-        fit.epoch(data, batch, batch, shown)
+        fit.epoch(taken_apart, batch, batch, shown)
 
     epoch()
     result = {"parameters": sum(p.numel() for p in model.parameters()), "batch": batch, "examples": batch * batches}
     memory = [peak_memory(lambda: plain_step(*data[0]), device)]
     single = fixed_epochs._Fit(net, replace(request, cache=0), 0.03)
-    single.epoch(data[:1], batch, batch, shown)
-    memory.append(peak_memory(lambda: single.epoch(data[:1], batch, batch, shown), device))
+    single.epoch(taken_apart[:1], batch, batch, shown)
+    memory.append(peak_memory(lambda: single.epoch(taken_apart[:1], batch, batch, shown), device))
     epoch()  # on a CPU, enough to have the rules compiled
-    plain_epoch()
-    times: dict[str, list[float]] = {"plain": [], "calibration": []}
-    for _ in range(rounds):
-        times["plain"].append(seconds(plain_epoch, device))
-        times["calibration"].append(seconds(epoch, device))
+    times = interleaved({"plain": plain_epoch, "calibration": epoch}, device, rounds)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    quartiles = statistics.quantiles([b / a for a, b in zip(*times.values(), strict=True)], n=4)
+    low, _, high = ratio_quartiles(times["plain"], times["calibration"])
     return result | {
         "ratio": medians["calibration"] / medians["plain"],
-        "ratio_quartiles": [quartiles[0], quartiles[2]],
+        "ratio_quartiles": [low, high],
         "bar": EPOCH_BAR,
         "seconds": medians,
         "memory_ratio": memory[1] / memory[0],
@@ -119,32 +112,22 @@ def link(device: torch.device, batch: int, rounds: int, classes: int = 3129) -> 
     logits = vp.Moments(torch.randn(batch, classes, device=device), torch.rand(batch, classes, device=device))
     softmax, sigmoid = vp.links.Softmax(256), vp.links.Sigmoid()
     compiled = torch.compile(model)
-    functions: dict[str, Callable[[], Any]] = {
+    functions: dict[str, Function] = {
         "plain forward": lambda: compiled(pixels),
         "softmax, 256 points": lambda: softmax(logits),
         "sigmoid": lambda: sigmoid(logits),
     }
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for _ in range(rounds):
-        for name, function in functions.items():
-            times[name].append(seconds(function, device))
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    medians = {name: statistics.median(times) for name, times in interleaved(functions, device, rounds).items()}
     share = {name: medians[name] / medians["plain forward"] for name in ("softmax, 256 points", "sigmoid")}
     return {"classes": classes, "batch": batch, "share_of_a_forward": share, "bar": LINK_BAR, "seconds": medians}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
+    parser = options(__doc__, rounds=5, threads=2)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--batches", type=int, default=2)
     parser.add_argument("--link-batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = started(parser)
     device = torch.device(args.device)
     fitted = calibration(device, args.batch, args.batches, args.rounds)
     low, high = fitted["ratio_quartiles"]
@@ -155,11 +138,7 @@ def main() -> None:
     linked = link(device, args.link_batch, args.rounds)
     for name, share in linked["share_of_a_forward"].items():
         print(f"link, {name}, {linked['classes']} classes: {100 * share:.1f} % of a ViT-B forward (bar 10 %)")
-    setting = {"device": args.device, "threads": args.threads, "rounds": args.rounds, "torch": torch.__version__}
-    setting |= {"varprop": vp.__version__, "machine": platform.machine()}
-    RESULTS.mkdir(exist_ok=True)
-    where = RESULTS / f"uncertainty-{device.type}.json"
-    where.write_text(json.dumps({"setting": setting, "calibration": fitted, "link": linked}, indent=2) + "\n")
+    write("uncertainty", args, {}, calibration=fitted, link=linked)
 
 
 if __name__ == "__main__":

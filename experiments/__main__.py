@@ -13,32 +13,32 @@ from rich.console import Console
 from rich.padding import Padding
 
 from experiments.data.daquar import daquar, divide, photos
-from experiments.data.images import Images
 from experiments.experiment import Sources
 from experiments.layernorm import synthetic
-from experiments.models.features import image_tokens, keep_tokens
+from experiments.models.features import image_tokens, save_tokens
 from experiments.notes import notes
-from experiments.paper.chapters import write_paper_report
-from experiments.paper.norms import SYNTHETIC, keep_norms, kept_norms
+from experiments.paper.norms import SYNTHETIC, load_norms, save_norms
+from experiments.paper.paper_report import write_paper_report
 from experiments.pipeline import Pipeline
 from experiments.pretraining import pretrained
-from experiments.publishing import adopt as adopt_rows
 from experiments.rows import ROWS, row_named
 from experiments.rows.daquar_fusion import TOKENS
-from experiments.rows.elsewhere import changed, outside
 from experiments.search import search as try_all
 from experiments.search import trial_table
-from experiments.shift import JUDGED, Shift, detection_table, risk_table
+from experiments.shift import JUDGED, corruptions_of, detection_table, out_of_distribution, risk_table, shift_rows
 from varprop.cli import shell
 from varprop.cli.references import device_named, numbers, writable
 from varprop.cli.screen import show
 from varprop.cli.shell import Device, RecipeFile, Seeds
-from varprop.errors import InputError
+from varprop.errors import InputError, ResultsError
+from varprop.evaluation.arrays import Examples
 from varprop.evaluation.methods import listed
 from varprop.evaluation.results import Results, read_results
 
 FEWEST = 100
 """Of ``--limit``: a tenth is held out, and scales fitted on less say nothing at all."""
+THUMBNAILS = 120
+"""Of an experiment whose rows are copied."""
 
 app = shell.new_app("Reproduce the paper's experiments.")
 
@@ -88,7 +88,7 @@ def reproduce(
     pipeline = Pipeline(
         experiment, numbers(seeds), folder, device, Sources(data_dir, weights), epochs, limit, side_by_side
     )
-    pipeline.say = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
+    pipeline.log = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
     _run(pipeline, console)
     show(Results(folder), console)
     _report(folder, None, console)
@@ -159,15 +159,15 @@ def shift(
         experiment = replace(experiment, methods=tuple(listed(methods)))
     device, folder = _set_up(device, threads), out or Path("results") / row
     pipeline = Pipeline(experiment, numbers(seeds), folder, device, Sources(data_dir, weights))
-    pipeline.say = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
-    others, test = outside(row, data_dir), pipeline.splits(pipeline.seeds[0]).test
-    if damaged and not isinstance(test, Images):
+    pipeline.log = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
+    others, test = out_of_distribution(row, data_dir), pipeline.splits(pipeline.seeds[0]).test
+    images = isinstance(test.inputs, torch.Tensor)
+    if damaged and not images:
         raise InputError(f"{row} has no images in memory to be damaged")
-    kinds = changed(test, damaged) if isinstance(test, Images) else {}
     if not others and not damaged:
         raise InputError(f"{row} has no other data set to be told from; give --damaged for changed test images")
     writable(folder)
-    rows = Shift(pipeline, others, kinds).run()
+    rows = shift_rows(pipeline, others, corruptions_of(test, damaged) if images else {})
     for name in others:
         console.print(detection_table(rows, row, name), highlight=False)
     for metric in JUDGED if damaged else ():
@@ -189,18 +189,25 @@ def features(
     found = daquar(data_dir)
     path = out or found.place / TOKENS
     tokens = image_tokens(weights, photos(found.place), divide(found.images)[0], device=device_named(device))
-    keep_tokens(path, tokens)
+    save_tokens(path, tokens)
     Console().print(f"{path}: {len(tokens)} images, {list(tokens.shape[1:])}", highlight=False, soft_wrap=True)
 
 
-@app.command(epilog="Example: python -m experiments adopt results/nlvr-multiway docs/results/reproduction")
-def adopt(
+@app.command(epilog="Example: python -m experiments merge results/nlvr-multiway docs/results/reproduction")
+def merge(
     source: Annotated[Path, typer.Argument(help="A results folder.")],
     folder: Annotated[Path, typer.Argument(help="Another, which gets its rows.")],
 ) -> None:
-    """Rows of one folder into another, to be drawn together."""
-    found = adopt_rows(read_results(source), folder)
-    Console().print(f"{folder}: {len(found.rows)} rows", highlight=False, soft_wrap=True)
+    """Rows of one folder into another, without scores per example, to be drawn together."""
+    results, other = read_results(source), Results(folder)
+    if both := {row.row for row in results.rows} & {row.row for row in other.rows}:
+        raise ResultsError(f"{folder} has rows of {', '.join(sorted(both))} already: give a folder without them")
+    for row in results.rows:
+        other.add(row)
+    for name in results.names:
+        arrays = results.kept(name) or {}
+        other.keep(name, Examples.read(arrays).first(THUMBNAILS).arrays() if name.startswith("examples/") else arrays)
+    Console().print(f"{folder}: {len(other.rows)} rows", highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: python -m experiments report results/cifar10-vit")
@@ -241,9 +248,9 @@ def _run(pipeline: Pipeline, console: Console) -> None:
         pipeline.splits(pipeline.seeds[0])  # missing data is found before a folder is made for it
         writable(pipeline.folder)
     results = pipeline.run()
-    if not kept_norms(results, SYNTHETIC):
-        pipeline.say("comparing the rules for LayerNorm on synthetic inputs")
-        keep_norms(results, SYNTHETIC, synthetic())
+    if not load_norms(results, SYNTHETIC):
+        pipeline.log("comparing the rules for LayerNorm on synthetic inputs")
+        save_norms(results, SYNTHETIC, synthetic())
 
 
 if __name__ == "__main__":

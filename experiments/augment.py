@@ -72,13 +72,10 @@ def _coloured(images: Tensor, factors: Tensor) -> Tensor:
 
 def _erased(images: Tensor, draws: Draws) -> Tensor:
     """The square's centre is anywhere, so that a part of it may lie outside."""
-    inside = None
-    for dim, along in zip((2, 3), draws["corner"].unbind(1), strict=True):
-        size = images.shape[dim]
+    hits = []
+    for size, along in zip(images.shape[2:], draws["corner"].unbind(1), strict=True):
         start = (along * size).long() - draws["side"] // 2
         at = torch.arange(size, device=images.device)
-        hit = (at >= start[:, None]) & (at < (start + draws["side"])[:, None])
-        hit = hit[:, None, :, None] if dim == 2 else hit[:, None, None, :]
-        inside = hit if inside is None else inside & hit
-    assert inside is not None
-    return torch.where(inside, 127.5, images)
+        hits.append((at >= start[:, None]) & (at < (start + draws["side"])[:, None]))
+    rows, columns = hits
+    return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], 127.5, images)

@@ -11,24 +11,25 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from experiments.data.labelled import Labelled
+from experiments.data.examples import Examples
+from experiments.exceptions import ExperimentError
 from experiments.recipes import AdamWRecipe, Recipe
-from experiments.training import SOFTMAX
 from varprop.evaluation.methods import ABLATIONS, Method, listed, monte_carlo
 from varprop.posterior import Posterior
-from varprop.prediction.links import ClassLink
+from varprop.prediction.links import ClassLink, Softmax
 
 SAMPLES = (1, 2, 4, 8, 16, 32, 64)
 METHODS = (*listed("mean,temperature"), *map(monte_carlo, SAMPLES), *ABLATIONS.values())
 """All methods of the paper's tables and figures."""
+SOFTMAX = Softmax()
 
 
 class Splits(NamedTuple):
     """What is trained on, what is calibrated on, what is reported on; names of the classes, and tests as texts."""
 
-    train: Labelled
-    held_out: Labelled
-    test: Labelled
+    train: Examples
+    held_out: Examples
+    test: Examples
     names: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
@@ -45,8 +46,19 @@ class Sources:
         """Of the weights: other ones make another result."""
         return None if self.weights is None else _fingerprint(self.weights.expanduser())
 
+    def trained_weights(self, experiment: str, wanted: str) -> Path:
+        """The given file or folder, which must be there."""
+        if self.weights is None:
+            raise ExperimentError(
+                f"{experiment} starts from trained weights and was given none: {wanted}, with --weights"
+            )
+        path = self.weights.expanduser()
+        if not path.exists():
+            raise ExperimentError(f"the weights of {experiment} are not at {path}: {wanted}, with --weights")
+        return path
 
-NOWHERE = Sources()
+
+NO_SOURCES = Sources()
 
 
 @functools.lru_cache(maxsize=8)
@@ -58,15 +70,26 @@ def _fingerprint(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+ReadSplits = Callable[[Sources, int], Splits]
+"""By seed."""
+MakeModel = Callable[[Recipe, Sources, int], nn.Module]
+"""A network to start from, by seed."""
+
+
+def same_for_every_seed(read: Callable[[Sources], Splits]) -> ReadSplits:
+    """Read once. Seeds then differ in the training alone, as in the paper."""
+    once = functools.lru_cache(maxsize=1)(read)
+    return lambda sources, _: once(sources)
+
+
 @dataclass(frozen=True)
 class Pretraining:
     """A stage before training, which goes on from the weights of the one before it."""
 
-    examples: Callable[[Sources, int], Labelled]
+    examples: Callable[[Sources, int], Examples]
     """As many as asked for."""
     count: int
-    model: Callable[[Recipe, Sources, int], nn.Module]
-    """With the weights it starts from."""
+    model: MakeModel
     recipe: AdamWRecipe
 
 
@@ -78,9 +101,8 @@ class Experiment:
     title: str
     about: str
     """One sentence: what is trained on what."""
-    splits: Callable[[Sources, int], Splits]
-    model: Callable[[Recipe, Sources, int], nn.Module]
-    """A network to start from, by seed."""
+    splits: ReadSplits
+    model: MakeModel
     recipe: Recipe
     prepare: Callable[[Any], Any]
     """From raw inputs, as the data has them, to what the network takes; on its device."""

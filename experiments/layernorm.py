@@ -49,7 +49,7 @@ def synthetic(
     return tuple(found)
 
 
-def traced(net: MomentNet, *args: Any, samples: int = 200, seed: int = 0, title: str = "", **kwargs: Any) -> Norms:
+def traced(net: MomentNet, *args: Any, samples: int = 200, seed: int = 0, **kwargs: Any) -> Norms:
     """All LayerNorms of a network at once, with the inputs they get in one pass, α included; γ and β at their means."""
     modules, scales = dict(net._model[0].named_modules()), net.scales
     norms = []
@@ -57,17 +57,14 @@ def traced(net: MomentNet, *args: Any, samples: int = 200, seed: int = 0, title:
         name = path.partition("#")[0]  # a module called again has a number
         module = modules.get(name)
         if isinstance(module, nn.LayerNorm) and isinstance(x, Moments):
-            weight, bias = (_mean(net, f"{name}.{part}") for part in ("weight", "bias"))
+            paths = f"{name}.weight", f"{name}.bias"
+            weight, bias = (net.mean[each].detach() if each in net.mean else None for each in paths)
             scaled = Moments(x.mean, x.var * scales.get(path, 1.0))
             norms.append(Norm(scaled, module.normalized_shape, weight, bias, module.eps))
     if not norms:
         raise InputError("no LayerNorm of this network gets a random input: there is nothing to compare")
     generator = torch.Generator(net.device).manual_seed(seed)
-    return compare(title or type(net._model[0]).__name__, norms, samples, generator)
-
-
-def _mean(net: MomentNet, path: str) -> Tensor | None:
-    return net.mean[path].detach() if path in net.mean else None
+    return compare(type(net._model[0]).__name__, norms, samples, generator)
 
 
 @torch.no_grad()

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.data.images import Images
-from experiments.experiment import NOWHERE, Experiment, Sources, Splits
-from experiments.faults import ExperimentError
-from experiments.loading import PreparedBatches
+from experiments.data.examples import PreparedBatches
+from experiments.exceptions import ExperimentError
+from experiments.experiment import NO_SOURCES, SOFTMAX, Experiment, Sources, Splits
 from experiments.recipes import Recipe
-from experiments.training import SOFTMAX, Lane, lane, train
+from experiments.side_by_side import as_call
+from experiments.training import Run, run_in, train
 from varprop.batch import read
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.evaluation.cost import Cost, relative_costs
@@ -44,7 +44,7 @@ class Pipeline:
     seeds: Sequence[int]
     folder: Path
     device: str = "cpu"
-    sources: Sources = NOWHERE
+    sources: Sources = NO_SOURCES
     epochs: int | None = None
     """Instead of the recipe's."""
     limit: int | None = None
@@ -53,14 +53,14 @@ class Pipeline:
     fidelity: bool = True
     """CVP is compared with samples module by module, and its norms too."""
     progress: bool = True
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     _read: tuple[int, Splits] | None = field(default=None, init=False, repr=False)
 
     def run(self) -> Results:
         results = Results(self.folder)
         missing = {seed: self.missing(seed) for seed in self.seeds}
         if not any(missing.values()):
-            self.say(f"all {len(self.experiment.methods)} methods are there already: nothing to do")
+            self.log(f"all {len(self.experiment.methods)} methods are there already: nothing to do")
             return results
         self.folder.mkdir(parents=True, exist_ok=True)  # fails before the training, not after it
         self._show_examples(results)
@@ -68,8 +68,8 @@ class Pipeline:
         try:
             self.train(wanted)
             for seed in wanted:
-                subject = self.subject(seed)
-                self.evaluate(subject, seed, missing[seed], self._costs(subject))
+                network = self.network(seed)
+                self.evaluate(network, seed, missing[seed], self._costs(network))
         except torch.OutOfMemoryError as error:
             raise ExperimentError(
                 f"{self.device} has too little memory ({str(error).partition('.')[0]}); what is finished is kept. "
@@ -122,23 +122,18 @@ class Pipeline:
         if self.experiment.posterior is not None:
             return
         together = 1 if self.device == "cpu" else self.side_by_side or self.experiment.side_by_side
-        todo = [seed for seed in seeds if not self._lane(seed).finished]
+        todo = [seed for seed in seeds if not self.run_of(seed).finished]
         for start in range(0, len(todo), together):
             some = todo[start : start + together]
-            self.say(f"training seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}")
+            self.log(f"training seed{'s' * (len(some) > 1)} {', '.join(map(str, some))}")
             self._train(some)
 
     def _train(self, seeds: Sequence[int]) -> list[Posterior]:
-        lanes = [self._lane(seed) for seed in seeds]
-        splits = self.splits(seeds[0])
-        prepare, link = self.experiment.prepare, self.experiment.link
-        return train(lanes, self._start, splits.train, prepare, self.device, link=link, progress=self.progress)
+        runs, examples = [self.run_of(seed) for seed in seeds], self.splits(seeds[0]).train
+        return train(self.experiment, runs, examples, self.device, sources=self.sources, progress=self.progress)
 
-    def _lane(self, seed: int) -> Lane:
-        return lane(self.experiment.name, self.recipe, seed, self.folder, self.sources.fingerprint, self.limit)
-
-    def _start(self, lane: Lane) -> nn.Module:
-        return self.experiment.model(lane.recipe, self.sources, lane.seed)
+    def run_of(self, seed: int) -> Run:
+        return run_in(self.folder, self.experiment.name, self.recipe, seed, self.sources.fingerprint, self.limit)
 
     def trained(self, seed: int) -> tuple[nn.Module, Posterior]:
         model = self.experiment.model(self.recipe, self.sources, seed).to(self.device).eval()
@@ -148,7 +143,9 @@ class Pipeline:
 
     # --- evaluating ----------------------------------------------------------------------------------
 
-    def evaluate(self, subject: Subject, seed: int, methods: Sequence[Method], costs: Mapping[str, Cost]) -> None:
+    def evaluate(
+        self, network: TrainedNetwork, seed: int, methods: Sequence[Method], costs: Mapping[str, Cost]
+    ) -> None:
         """Add the rows of some methods."""
         results = Results(self.folder)
         entries: dict[str, Any] = {"row": self.experiment.name, "seed": seed, "config": self.config}
@@ -159,86 +156,87 @@ class Pipeline:
         sampled = [method for method in methods if method.samples is not None]
         for method in methods:
             if method not in sampled:
-                self.say(f"seed {seed}: {method.title}")
-                keep(*self._measured(results, method, subject, entries))
+                self.log(f"seed {seed}: {method.title}")
+                keep(*self._measured(results, method, network, entries))
             elif method == sampled[0]:  # and all others with it
-                self.say(f"seed {seed}: {', '.join(each.title for each in sampled)}")
-                parts = subject.held_out, subject.test
-                before, after = (self._sampled(sampled, subject, seed, part) for part in parts)
+                self.log(f"seed {seed}: {', '.join(each.title for each in sampled)}")
+                parts = network.held_out, network.test
+                before, after = (self._sampled(sampled, network, seed, part) for part in parts)
                 for each in sampled:
                     first = Evaluation(before[each])
                     thresholds = best_thresholds(first.confidence, first.correctness)
                     keep(*record(first, Evaluation(after[each], thresholds), method=each.slug, **entries))
 
     def _measured(
-        self, results: Results, method: Method, subject: Subject, entries: dict[str, Any]
+        self, results: Results, method: Method, network: TrainedNetwork, entries: dict[str, Any]
     ) -> tuple[Row, dict[str, Any]]:
         """The row of a method that does not sample, and its scores."""
-        predictor = subject.predictor(method, FixedEpochs(**self.recipe.calibration), self.progress)
+        predictor = network.predictor(method, self.progress)
         row, scores = measure(
-            predictor, subject.held_out, subject.test, method=method.slug, progress=self.progress, **entries
+            predictor, network.held_out, network.test, method=method.slug, progress=self.progress, **entries
         )
         if self.fidelity and method.slug == "cvp" and isinstance(predictor, Propagated):
-            args, kwargs = _call(subject.test.first(32))
-            sampler = MonteCarlo(subject.model, subject.posterior, 128)
-            bare = compare(subject.lifted(CVP), sampler, *args, **kwargs)
+            args, kwargs = as_call(network.test.first(32))
+            sampler = MonteCarlo(network.model, network.posterior, 128)
+            bare = compare(network.lifted(CVP), sampler, *args, **kwargs)
             row = replace(row, fidelity=[asdict(each) | {"calibrated": False} for each in bare])
-            if any(isinstance(module, nn.LayerNorm) for module in subject.model.modules()):
+            if any(isinstance(module, nn.LayerNorm) for module in network.model.modules()):
                 self._compare_norms(results, predictor.net, args, kwargs)
         return row, scores
 
     def _compare_norms(self, results: Results, net: MomentNet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Here, because of libraries that draw, which training does without.
         from experiments.layernorm import traced
-        from experiments.paper.norms import keep_norms, kept_norms
+        from experiments.paper.norms import load_norms, save_norms
 
-        if not kept_norms(results, self.experiment.name):
-            keep_norms(results, self.experiment.name, [traced(net, *args, **kwargs)])
+        if not load_norms(results, self.experiment.name):
+            save_norms(results, self.experiment.name, [traced(net, *args, **kwargs)])
 
     @torch.no_grad()
     def _sampled(
-        self, methods: Sequence[Method], subject: Subject, seed: int, batches: PreparedBatches
+        self, methods: Sequence[Method], network: TrainedNetwork, seed: int, batches: PreparedBatches
     ) -> dict[Method, dict[str, Tensor]]:
         """The scores of each example by each method, batch by batch: the draws of one are the first of the next."""
         counts = {method: method.samples or 0 for method in methods}
         at_once = 1 if self.device == "cpu" else self.experiment.side_by_side
         most = MonteCarlo(
-            subject.model, subject.posterior, max(counts.values()), link=subject.link, seed=seed, at_once=at_once
+            network.model, network.posterior, max(counts.values()), link=network.link, seed=seed, at_once=at_once
         )
         scores: dict[Method, list[dict[str, Tensor]]] = {method: [] for method in methods}
         for batch in read(batches):
             logits = list(most.draws(*batch.args, **batch.kwargs))
             for method, count in counts.items():
-                found = scores_of_each(subject.link.average(logits[:count]), batch.target)
+                found = scores_of_each(network.link.average(logits[:count]), batch.target)
                 scores[method].append({name: value.cpu() for name, value in found.items()})
         return {m: {name: torch.cat([each[name] for each in some]) for name in some[0]} for m, some in scores.items()}
 
-    def subject(self, seed: int) -> Subject:
+    def network(self, seed: int) -> TrainedNetwork:
         model, posterior = self.trained(seed)
         splits = self.splits(seed)
         size = 64 if self.device == "cpu" else self.experiment.evaluation_batch
         held_out, test = (
             PreparedBatches(part, self.experiment.prepare, size, self.device) for part in (splits.held_out, splits.test)
         )
-        return Subject(model, posterior, held_out, test, self.experiment.link)
+        calibration = FixedEpochs(**self.recipe.calibration)
+        return TrainedNetwork(model, posterior, held_out, test, self.experiment.link, calibration)
 
-    def price(self, seed: int) -> None:
+    def add_costs(self, seed: int) -> None:
         """What each method costs, into its rows that lack it."""
         results = Results(self.folder)
         lacking = [row for row in results.rows if row.row == self.experiment.name and row.cost is None]
-        costs = self._costs(self.subject(seed)) if lacking else {}
+        costs = self._costs(self.network(seed)) if lacking else {}
         for row in lacking:
             results.add(replace(row, cost=costs.get(row.method)), results.scores(row))
 
-    def _costs(self, subject: Subject) -> dict[str, Cost]:
+    def _costs(self, network: TrainedNetwork) -> dict[str, Cost]:
         """What each method costs: measured once for an experiment and a device, and kept beside the rows."""
         file = self.folder / f"{self.experiment.name}-costs-{self.device.partition(':')[0]}.json"
         found: dict[str, Cost] = json.loads(file.read_text()) if file.is_file() else {}
         if all(method.slug in found for method in self.experiment.methods):
             return found
-        self.say("timing compiled passes")
-        args, kwargs = _call(subject.test.first(subject.test.size))
-        found = relative_costs(self.experiment.methods, subject.model, subject.posterior, *args, **kwargs)
+        self.log("timing compiled passes")
+        args, kwargs = as_call(network.test.first(network.test.size))
+        found = relative_costs(self.experiment.methods, network.model, network.posterior, *args, **kwargs)
         if found:  # where nothing can be compiled today, there may be a compiler tomorrow
             scratch = file.with_suffix(".part")
             scratch.write_text(json.dumps(found))
@@ -250,14 +248,14 @@ class Pipeline:
         splits = self.splits(self.seeds[0])
         if splits.texts:
             results.add_examples(splits.texts[:THUMBNAILS], splits.names, row=self.experiment.name)
-        elif isinstance(splits.test, Images) and splits.test.images.shape[-1] <= 64:
-            images = splits.test.images[:THUMBNAILS].permute(0, 2, 3, 1)
+        elif isinstance(splits.test.inputs, Tensor) and splits.test.inputs.shape[-1] <= 64:
+            images = splits.test.inputs[:THUMBNAILS].permute(0, 2, 3, 1)
             shown = (images[..., 0] if images.shape[-1] == 1 else images).contiguous().numpy()
             results.add_examples(shown, splits.names, row=self.experiment.name)
 
 
 @dataclass
-class Subject:
+class TrainedNetwork:
     """A trained network and the data to judge it by."""
 
     model: nn.Module
@@ -265,18 +263,17 @@ class Subject:
     held_out: PreparedBatches
     test: PreparedBatches
     link: ClassLink
+    calibration: FixedEpochs
+    """Of the methods that are calibrated as in the paper."""
     nets: dict[RuleSet, MomentNet] = field(default_factory=dict)
 
-    def predictor(self, method: Method, paper: FixedEpochs, progress: bool) -> Predictor:
-        settings: dict[str, Any] = {"link": self.link, "lift": self.lifted, "paper": paper, "progress": progress}
-        return method.build(self.model, self.posterior, self.held_out, **settings)
+    def predictor(self, method: Method, progress: bool) -> Predictor:
+        """Calibrated on what was held out."""
+        settings: dict[str, Any] = {"link": self.link, "lift": self.lifted, "paper": self.calibration}
+        return method.build(self.model, self.posterior, self.held_out, progress=progress, **settings)
 
     def lifted(self, rules: RuleSet) -> MomentNet:
         """Methods with the same rules share what is captured."""
         if rules not in self.nets:
             self.nets[rules] = propagate(self.model, self.posterior, rules)
         return self.nets[rules]
-
-
-def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})

@@ -63,6 +63,8 @@ class Recipe:
         return optimizer.sampled_params(train=True)
 
 
+NO_TRAINING = Recipe(epochs=0, batch=0, ivon={})
+"""Of experiments whose posterior is read or computed."""
 UNCLIPPED = 1e6
 
 

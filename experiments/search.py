@@ -6,21 +6,19 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from experiments.data.labelled import majority
-from experiments.experiment import NOWHERE, Experiment, Sources
-from experiments.faults import ExperimentError
-from experiments.loading import PreparedBatches
-from experiments.training import Lane, lane, train
+from experiments.data.examples import PreparedBatches, majority
+from experiments.exceptions import ExperimentError
+from experiments.experiment import NO_SOURCES, Experiment, Sources
+from experiments.pipeline import Pipeline
+from experiments.training import train
 from varprop.evaluation.evaluate import evaluate, revision
-from varprop.posterior import Posterior
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.predictors import MeanNetwork
 
@@ -45,7 +43,7 @@ def search(
     seeds: Sequence[int],
     folder: Path,
     device: str,
-    sources: Sources = NOWHERE,
+    sources: Sources = NO_SOURCES,
     *,
     progress: bool = True,
 ) -> list[Trial]:
@@ -53,27 +51,47 @@ def search(
 
     A pipeline in the same folder finds what was trained here. Warns if the best has learned next to nothing.
     """
-    pairs = [(name, seed) for seed in seeds for name in experiment.candidates]
-    posteriors = _posteriors(experiment, pairs, folder, device, sources, progress=progress)
+    pipelines = {
+        name: Pipeline(replace(experiment, recipe=recipe), seeds, folder, device, sources, progress=progress)
+        for name, recipe in experiment.candidates.items()
+    }
+    _train_together(pipelines, seeds)
     trials, guesses = [], []
-    for (name, seed), (model, posterior) in zip(pairs, posteriors, strict=True):
+    for seed in seeds:
         held_out = PreparedBatches(experiment.splits(sources, seed).held_out, experiment.prepare, 500, device)
         guesses.append(majority(held_out.examples.labels))
-        mean = evaluate(MeanNetwork(model, posterior, link=experiment.link), held_out, progress=False)
-        sampler = MonteCarlo(model, posterior, SAMPLES, link=experiment.link, seed=seed)
-        sampled = evaluate(sampler, held_out, progress=False)
-        trials.append(Trial(name, seed, dict(mean.metrics), dict(sampled.metrics)))
-    recipes = {name: asdict(recipe) for name, recipe in experiment.candidates.items()}
+        for name, pipeline in pipelines.items():
+            model, posterior = pipeline.trained(seed)
+            mean = evaluate(MeanNetwork(model, posterior, link=experiment.link), held_out, progress=False)
+            sampler = MonteCarlo(model, posterior, SAMPLES, link=experiment.link, seed=seed)
+            sampled = evaluate(sampler, held_out, progress=False)
+            trials.append(Trial(name, seed, dict(mean.metrics), dict(sampled.metrics)))
     guess = statistics.fmean(guesses)
     found = {
         "revision": revision(),
-        "recipes": recipes,
+        "recipes": {name: asdict(recipe) for name, recipe in experiment.candidates.items()},
         "majority": guess,
         "trials": [asdict(trial) for trial in trials],
     }
     (folder / f"{experiment.name}-search.json").write_text(json.dumps(found, indent=1))
     _warn_of_guessing(experiment, trials, guess, len(held_out.examples))
     return trials
+
+
+def _train_together(pipelines: dict[str, Pipeline], seeds: Sequence[int]) -> None:
+    """Every candidate with every seed, at once."""
+    first = next(iter(pipelines.values()))
+    if first.experiment.posterior is not None:
+        return
+    runs = [pipeline.run_of(seed) for seed in seeds for pipeline in pipelines.values()]
+    examples, sources = first.splits(seeds[0]).train, first.sources
+    try:
+        train(first.experiment, runs, examples, first.device, sources=sources, progress=first.progress)
+    except torch.OutOfMemoryError as error:
+        raise ExperimentError(
+            f"{first.device} has too little memory for {len(runs)} networks side by side "
+            f"({str(error).partition('.')[0]}); give fewer --seeds"
+        ) from error
 
 
 def _warn_of_guessing(experiment: Experiment, trials: Sequence[Trial], guess: float, count: int) -> None:
@@ -89,48 +107,14 @@ def _warn_of_guessing(experiment: Experiment, trials: Sequence[Trial], guess: fl
         )
 
 
-def _posteriors(
-    experiment: Experiment,
-    pairs: Sequence[tuple[str, int]],
-    folder: Path,
-    device: str,
-    sources: Sources,
-    *,
-    progress: bool,
-) -> Iterator[tuple[nn.Module, Posterior]]:
-    """Of each candidate with each seed, in their order: trained all together, or computed."""
-    weights, computed = sources.fingerprint, experiment.posterior
-    lanes = [lane(experiment.name, experiment.candidates[name], seed, folder, weights) for name, seed in pairs]
-
-    def start(lane: Lane) -> nn.Module:
-        return experiment.model(lane.recipe, sources, lane.seed)
-
-    if computed is not None:
-        for each in lanes:
-            model = start(each).to(device).eval()
-            yield model, computed(model, each.recipe, sources, each.seed)
-        return
-    try:
-        examples = experiment.splits(sources, pairs[0][1]).train
-        posteriors = train(lanes, start, examples, experiment.prepare, device, link=experiment.link, progress=progress)
-    except torch.OutOfMemoryError as error:
-        raise ExperimentError(
-            f"{device} has too little memory for {len(lanes)} networks side by side "
-            f"({str(error).partition('.')[0]}); give fewer --seeds"
-        ) from error
-    for each, posterior in zip(lanes, posteriors, strict=True):
-        yield start(each).to(device).eval(), posterior
-
-
-def best(experiment: Experiment, folder: Path) -> Experiment:
+def best_candidate(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with the candidate whose samples had the least AURC in a search that was written there."""
     found = json.loads((folder / f"{experiment.name}-search.json").read_text())
     return replace(experiment, recipe=experiment.candidates[_chosen(experiment, [Trial(**t) for t in found["trials"]])])
 
 
 def _chosen(experiment: Experiment, trials: Sequence[Trial]) -> str:
-    risks = {name: _averages([t for t in trials if t.candidate == name])[-1] for name in experiment.candidates}
-    return min(risks, key=risks.__getitem__)
+    return min(experiment.candidates, key=lambda name: _averages(trials, name)[-1])
 
 
 def trial_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
@@ -142,13 +126,14 @@ def trial_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
     for kind in ("mean network", f"MC-{SAMPLES}"):
         table.add_column(f"{kind}: accuracy % ↑", justify="right")
         table.add_column(f"{kind}: AURC ×100 ↓", justify="right")
-    lines = {name: _averages([t for t in trials if t.candidate == name]) for name in experiment.candidates}
+    lines = {name: _averages(trials, name) for name in experiment.candidates}
     for name, averages in sorted(lines.items(), key=lambda line: line[1][-1]):
         mark = " (the row's recipe)" if experiment.candidates[name] == experiment.recipe else ""
         table.add_row(f"{name}{mark}", *(f"{100 * average:.2f}" for average in averages))
     return table
 
 
-def _averages(trials: Sequence[Trial]) -> list[float]:
-    found = [[part[key] for part in (t.mean, t.sampled) for key in ("accuracy", "aurc")] for t in trials]
-    return [statistics.fmean(column) for column in zip(*found, strict=True)]
+def _averages(trials: Sequence[Trial], name: str) -> list[float]:
+    """Of one candidate, over seeds."""
+    found = [(t.mean, t.sampled) for t in trials if t.candidate == name]
+    return [statistics.fmean(pair[i][key] for pair in found) for i in (0, 1) for key in ("accuracy", "aurc")]

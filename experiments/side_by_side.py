@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from experiments.data.examples import map_inputs
 from varprop.prediction.predictors import run
 
 
@@ -33,14 +34,13 @@ class SideBySide:
     def __call__(self, rows: Tensor, inputs: Any) -> Tensor:
         """The logits [networks, batch, classes] of inputs [networks, batch, …]."""
         if len(rows) == 1:  # and any model will do, whether vmap can take it or not
-            return self._run(self.named(rows[0]), each_of(inputs, lambda x: x[0]))[None]
+            return self._run(self.named(rows[0]), map_inputs(inputs, lambda x: x[0]))[None]
         return torch.func.vmap(self._run)(self.named(rows), inputs)
 
     def _run(self, weights: dict[str, Tensor], inputs: Any) -> Tensor:
-        args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
-        return run(self.model, weights, args, kwargs, None)
+        return run(self.model, weights, *as_call(inputs), None)
 
 
-def each_of(inputs: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A function of a tensor, on inputs that are one or several by name."""
-    return {name: function(x) for name, x in inputs.items()} if isinstance(inputs, dict) else function(inputs)
+def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments by position and by name."""
+    return ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})

@@ -20,35 +20,25 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from experiments import progress
+from experiments import training_state
 from experiments.augment import UNCHANGED, apply
-from experiments.data.labelled import Labelled
-from experiments.graph import Gradients
+from experiments.cuda_graph import Gradients
+from experiments.data.examples import Examples, map_inputs
+from experiments.experiment import NO_SOURCES, Experiment, Sources
 from experiments.recipes import Recipe
-from experiments.side_by_side import SideBySide, each_of
+from experiments.side_by_side import SideBySide
 from varprop.errors import InputError
 from varprop.posterior import Posterior
-from varprop.prediction.links import Bernoulli, Link, Softmax
+from varprop.prediction.links import Bernoulli, Link
 
-Prepare = Callable[[Any], Any]
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of each example, from logits [N, C] and labels."""
-SOFTMAX = Softmax()
 SAVE_EVERY, USUAL = 30.0, 1.5  # seconds; where saving takes longer than usual, it is done less often
 
 
-def loss_of(link: Link) -> Loss:
-    """The link's loss of one network, without checks, which would make a GPU wait."""
-    return binary_cross_entropy if isinstance(link, Bernoulli) else categorical_cross_entropy
-
-
-def categorical_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def loss_of(link: Link, logits: Tensor, labels: Tensor) -> Tensor:
+    """The link's loss of each example, without checks, which would make a GPU wait."""
+    if isinstance(link, Bernoulli):
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(-1)
     return F.cross_entropy(logits, labels, reduction="none")
-
-
-def binary_cross_entropy(logits: Tensor, scores: Tensor) -> Tensor:
-    """Summed over answers."""
-    return F.binary_cross_entropy_with_logits(logits, scores, reduction="none").sum(-1)
 
 
 def compiled(losses: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
@@ -57,8 +47,8 @@ def compiled(losses: Callable[..., Tensor], **options: Any) -> Callable[..., Ten
 
 
 @dataclass(frozen=True)
-class Lane:
-    """One network in training."""
+class Run:
+    """One network to be trained."""
 
     recipe: Recipe
     seed: int
@@ -73,109 +63,107 @@ class Lane:
         return hashlib.sha256(repr((trained, self.seed, self.weights)).encode()).hexdigest()
 
     @property
-    def pace(self) -> str:
+    def group_key(self) -> str:
         """What networks must share to be trained as one parameter."""
         return repr((self.recipe.options, self.recipe.schedule, self.recipe.gradient_clip))
 
     @property
     def finished(self) -> bool:
-        found = progress.load(self.checkpoint, self.key)
+        found = training_state.load(self.checkpoint, self.key)
         return found is not None and found.done == self.recipe.epochs
 
 
-def lane(
-    name: str, recipe: Recipe, seed: int, folder: Path, weights: str | None = None, limit: int | None = None
-) -> Lane:
+def run_in(
+    folder: Path, name: str, recipe: Recipe, seed: int, weights: str | None = None, limit: int | None = None
+) -> Run:
     """Its checkpoint is named by all that decides it: what a search has trained there need not be trained again."""
-    found = Lane(recipe, seed, folder, weights)
+    found = Run(recipe, seed, folder, weights)
     limited = "" if limit is None else f"-{limit}"
     return replace(found, checkpoint=folder / f"{name}{limited}-{seed}-{found.key[:8]}.safetensors")
 
 
 def train(
-    lanes: Sequence[Lane],
-    model: Callable[[Lane], nn.Module],
-    examples: Labelled,
-    prepare: Prepare,
+    experiment: Experiment,
+    runs: Sequence[Run],
+    examples: Examples,
     device: str,
     *,
-    link: Link = SOFTMAX,
+    sources: Sources = NO_SOURCES,
     progress: bool = True,
 ) -> list[Posterior]:
-    """The posterior of each. Lanes must agree in epochs, batch and shapes of the model; all else may differ."""
-    if len({type(lane.recipe) for lane in lanes}) > 1:
+    """The posterior of each. Runs must agree in epochs, batch and shapes of the model; all else may differ."""
+    if len({type(run.recipe) for run in runs}) > 1:
         raise InputError("networks side by side must be trained by the same optimizer")
-    shapes = {(lane.recipe.epochs, lane.recipe.batch) for lane in lanes}
+    shapes = {(run.recipe.epochs, run.recipe.batch) for run in runs}
     if len(shapes) > 1:
         raise InputError(f"networks side by side must have the same epochs and batch, not {sorted(shapes)}")
-    order = sorted(range(len(lanes)), key=lambda i: lanes[i].pace)
-    lanes = [lanes[i] for i in order]
-    run = _Run(lanes, [model(lane) for lane in lanes], examples.to(device), prepare, loss_of(link), device)
-    epochs = lanes[0].recipe.epochs
+    order = sorted(range(len(runs)), key=lambda i: runs[i].group_key)
+    loop = _Loop(experiment, [runs[i] for i in order], examples.to(device), device, sources)
+    epochs = runs[0].recipe.epochs
     saved, pause = time.monotonic(), SAVE_EVERY
-    hidden = not progress or run.done == epochs
-    with tqdm(total=epochs, initial=run.done, desc="train", unit=" epochs", disable=hidden or None) as bar:
-        while run.done < epochs:
-            losses = run.epoch()
-            if run.done == epochs or time.monotonic() - saved > pause:
+    hidden = not progress or loop.done == epochs
+    with tqdm(total=epochs, initial=loop.done, desc="train", unit=" epochs", disable=hidden or None) as bar:
+        while loop.done < epochs:
+            losses = loop.epoch()
+            if loop.done == epochs or time.monotonic() - saved > pause:
                 started = time.monotonic()
-                run.save()
+                loop.save()
                 saved = time.monotonic()
                 pause = SAVE_EVERY * max(1.0, (saved - started) / USUAL)
             bar.update()
             bar.set_postfix(loss=" ".join(f"{loss:.3f}" for loss in losses))
-    found = dict(zip(order, run.posteriors(), strict=True))
-    return [found[i] for i in range(len(lanes))]
+    found = dict(zip(order, loop.posteriors(), strict=True))
+    return [found[i] for i in range(len(runs))]
 
 
-class _Run:
+class _Loop:
     """Where the training stands. Networks with the same settings and schedule are one parameter of the optimizer."""
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
-        models: Sequence[nn.Module],
-        examples: Labelled,
-        prepare: Prepare,
-        loss: Loss,
+        experiment: Experiment,
+        runs: Sequence[Run],
+        examples: Examples,
         device: str,
+        sources: Sources = NO_SOURCES,
     ) -> None:
-        self.lanes, self.examples, self.prepare, self.loss = lanes, examples, prepare, loss
+        self.experiment, self.runs, self.examples = experiment, runs, examples
         self.device = torch.device(device)
+        models = [experiment.model(run.recipe, sources, run.seed) for run in runs]
         self.networks = SideBySide(models, device)
-        self.groups = [list(group) for _, group in itertools.groupby(range(len(lanes)), lambda i: lanes[i].pace)]
+        self.groups = [list(group) for _, group in itertools.groupby(range(len(runs)), lambda i: runs[i].group_key)]
         self.rows = [
             nn.Parameter(torch.stack([self.networks.row(models[i]).to(device) for i in group])) for group in self.groups
         ]
         settings = [
-            {"params": [rows], **lanes[group[0]].recipe.options}
+            {"params": [rows], **runs[group[0]].recipe.options}
             for rows, group in zip(self.rows, self.groups, strict=True)
         ]
-        seeds = [[lanes[i].seed for i in group] for group in self.groups]
-        self.optimizer: Any = lanes[0].recipe.optimizer(settings, seeds)
-        self.batch = min(lanes[0].recipe.batch, len(examples))
+        seeds = [[runs[i].seed for i in group] for group in self.groups]
+        self.optimizer: Any = runs[0].recipe.optimizer(settings, seeds)
+        self.batch = min(runs[0].recipe.batch, len(examples))
         self.steps = len(examples) // self.batch  # in an epoch; the rest has its turn in another
-        self.changed = any(lane.recipe.augment != UNCHANGED for lane in lanes)
+        self.changed = any(run.recipe.augment != UNCHANGED for run in runs)
         losses = compiled(self._losses) if self.device.type == "cuda" else self._losses
         self.gradients = Gradients(losses, self.rows)
-        found = [progress.load(lane.checkpoint, lane.key) for lane in lanes]
+        found = [training_state.load(run.checkpoint, run.key) for run in runs]
         known = [each for each in found if each is not None]
         self.done = 0
-        if len(known) == len(lanes) and len({each.done for each in known}) == 1:
+        if len(known) == len(runs) and len({each.done for each in known}) == 1:
             self.done = known[0].done  # one that is further on than the others begins again with them
-            progress.restore(self.optimizer, [[known[i] for i in group] for group in self.groups])
+            training_state.restore(self.optimizer, [[known[i] for i in group] for group in self.groups])
 
     def epoch(self) -> list[float]:
         """One pass over the examples; the mean loss of each network."""
         count, used = len(self.examples), self.steps * self.batch
-        generators = [torch.Generator().manual_seed(1_000_003 * lane.seed + self.done) for lane in self.lanes]
+        generators = [torch.Generator().manual_seed(1_000_003 * run.seed + self.done) for run in self.runs]
         drawn = []
-        for lane, generator in zip(self.lanes, generators, strict=True):
+        for run, generator in zip(self.runs, generators, strict=True):
             order = torch.randperm(count, generator=generator)[:used]
-            drawn.append({"rows": order} | (lane.recipe.augment.draw(used, generator) if self.changed else {}))
+            drawn.append({"rows": order} | (run.recipe.augment.draw(used, generator) if self.changed else {}))
         # By step and then by network, so that a step takes what it needs without copying it.
         tables = {name: self._by_step(torch.stack([each[name] for each in drawn])) for name in drawn[0]}
-        total = torch.zeros(len(self.lanes), device=self.device)
+        total = torch.zeros(len(self.runs), device=self.device)
         for step in range(self.steps):
             total += self._step(self.done * self.steps + step, {name: table[step] for name, table in tables.items()})
         self.done += 1
@@ -186,48 +174,45 @@ class _Run:
         return table.to(self.device).unflatten(1, (self.steps, self.batch)).transpose(0, 1).flatten(1, 2).contiguous()
 
     def _step(self, number: int, draws: dict[str, Tensor]) -> Tensor:
-        whole = self.lanes[0].recipe.epochs * self.steps
+        whole = self.runs[0].recipe.epochs * self.steps
         for settings, group in zip(self.optimizer.param_groups, self.groups, strict=True):
-            recipe = self.lanes[group[0]].recipe
+            recipe = self.runs[group[0]].recipe
             settings["lr"] = recipe.options["lr"] * recipe.schedule((number + 1) / whole)
         rows = draws.pop("rows")
         raw, labels = self.examples.read(rows), self.examples.labels[rows]
         self.optimizer.zero_grad()
-        with self.lanes[0].recipe.gradients_in(self.optimizer):
-            losses = self.gradients(each_of(raw, self._there), draws, labels.to(self.device))
+        with self.runs[0].recipe.gradients_in(self.optimizer):
+            losses = self.gradients(map_inputs(raw, lambda x: x.to(self.device)), draws, labels.to(self.device))
         self._clip()
         self.optimizer.step()
         return losses
 
-    def _there(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device)
-
     def _losses(self, raw: Any, draws: dict[str, Tensor], labels: Tensor) -> Tensor:
         """Of each network, on its own batch."""
         with torch.no_grad():
-            inputs = self.prepare(apply(raw, draws) if draws else raw)
-        many = len(self.lanes), self.batch
-        inputs = each_of(inputs, lambda x: x.unflatten(0, many))
+            inputs = self.experiment.prepare(apply(raw, draws) if draws else raw)
+        many = len(self.runs), self.batch
+        inputs = map_inputs(inputs, lambda x: x.unflatten(0, many))
         # Fused attention fails in the backward pass of stacked networks (torch 2.11), and gains little at this size.
         with sdpa_kernel(SDPBackend.MATH), torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
             logits = self.networks(torch.cat([*self.rows]), inputs)
-        return self.loss(logits.float().flatten(0, 1), labels).view(many).mean(1)
+        return loss_of(self.experiment.link, logits.float().flatten(0, 1), labels).view(many).mean(1)
 
     def _clip(self) -> None:
         """Each network's gradient by its own norm."""
         for rows, group in zip(self.rows, self.groups, strict=True):
             assert rows.grad is not None
-            limit = self.lanes[group[0]].recipe.gradient_clip
+            limit = self.runs[group[0]].recipe.gradient_clip
             rows.grad *= (limit / (rows.grad.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
 
     def save(self) -> None:
         for settings, group in zip(self.optimizer.param_groups, self.groups, strict=True):
             for row, index in enumerate(group):
-                lane = self.lanes[index]
-                progress.save(lane.checkpoint, lane.key, self.done, self.optimizer, settings, row)
+                run = self.runs[index]
+                training_state.save(run.checkpoint, run.key, self.done, self.optimizer, settings, row)
 
     def posteriors(self) -> list[Posterior]:
-        """In the order of the lanes, which is that of the groups."""
+        """In the order of the runs, which is that of the groups."""
         found = []
         for settings, rows in zip(self.optimizer.param_groups, self.rows, strict=True):
             state = self.optimizer.state[rows]

@@ -7,7 +7,6 @@ have what propagation says about each example.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from experiments.row_files import add_rows, read_rows
 from varprop import links
 from varprop.calibration.fitting import fit
 from varprop.errors import InputError
@@ -110,7 +110,7 @@ def score(prediction: Regression, target: Tensor, scale: float) -> dict[str, flo
 
 
 def run(folder: Path, out: Path) -> None:
-    done = {(row["set"], row["split"]) for row in read(out)}
+    done = {(row["set"], row["split"]) for row in read_rows(out)}
     todo = [(name, number) for number in range(SPLITS) for name in SETS if (name, number) not in done]
     for name, number in tqdm(todo, unit=" splits"):
         *parts, scale = split(folder, name, number)
@@ -120,12 +120,7 @@ def run(folder: Path, out: Path) -> None:
             {"set": name, "split": number, "method": method, **score(prediction, parts[2].y, scale)}
             for method, prediction in found.items()
         ]
-        with out.open("a") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        add_rows(out, rows)
 
 
 def summary(rows: Sequence[Mapping[str, Any]], reference: str = "noise alone") -> pd.DataFrame:
@@ -155,4 +150,4 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise InputError("usage: python -m experiments.uci DATA OUT")
     run(Path(sys.argv[1]), Path(sys.argv[2]))
-    tqdm.write(summary(read(Path(sys.argv[2]))).to_markdown(index=False, floatfmt=".3f"))
+    tqdm.write(summary(read_rows(Path(sys.argv[2]))).to_markdown(index=False, floatfmt=".3f"))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.paper import chapters, verdicts
-from experiments.paper.macro import averages
+from experiments.paper import paper_report, verdicts
+from experiments.paper.benchmark_average import averages
 from experiments.paper.published import compared
 from tests import notebook
 from varprop.evaluation.results import read_results
@@ -89,7 +89,7 @@ def drawn(folder):
     """The tables that a report of these rows would write."""
     summary = Summary(read_results(ROOT / "docs" / folder).rows)
     found = averages(summary)
-    for scope in chapters.scopes(summary):
+    for scope in paper_report.scopes(summary):
         found += [compared(summary, scope, table) for table in tables.kinds(summary, scope)]
         found += [verdicts.verdict(summary, scope), verdicts.order(summary, scope)]
     return [table for table in found if table]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from experiments.data.decode import decode
-from experiments.data.images import Images, ImageSet
-from experiments.data.labelled import check_labels
+from experiments.data.examples import Examples, ImageSet, check_labels
+from experiments.data.image_files import decode
 from experiments.data.packs import read_pack
-from experiments.data.places import find
-from experiments.faults import DataError
+from experiments.data.text_files import find
+from experiments.exceptions import DataError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PARTS = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
@@ -29,21 +29,21 @@ def cifar10(folder: Path | None = None) -> ImageSet:
         parts = [_sheets(place / pack) for pack in PACKS]
     else:
         parts = [_records(place / part, "CIFAR-10", 10) for part in PARTS]
-    train = Images(torch.cat([part.images for part in parts[:-1]]), torch.cat([part.labels for part in parts[:-1]]))
-    return ImageSet(train, parts[-1], CLASSES)
+    images, labels = (torch.cat(column) for column in zip(*parts[:-1], strict=True))
+    return ImageSet(Examples(images, labels), Examples(*parts[-1]), CLASSES)
 
 
 def cifar100(folder: Path | None = None) -> ImageSet:
     """50,000 and 10,000 images of 32×32 with their fine labels, in the official order."""
     place, _ = find("cifar100", folder, [(*PARTS_100, NAMES_100)], REMEDY, also=["cifar-100-binary"])
-    train, test = (_records(place / part, "CIFAR-100", 20, 100) for part in PARTS_100)
+    train, test = (Examples(*_records(place / part, "CIFAR-100", 20, 100)) for part in PARTS_100)
     names = tuple((place / NAMES_100).read_text().split())
     if len(names) != 100:
         raise DataError(f"{place / NAMES_100} has {len(names)} names instead of 100")
     return ImageSet(train, test, names)
 
 
-def _records(path: Path, title: str, *classes: int) -> Images:
+def _records(path: Path, title: str, *classes: int) -> tuple[Tensor, Tensor]:
     """A byte for each kind of label, coarse ones first, and 3×32×32 of the image; the last label is the one used."""
     data, first = path.read_bytes(), len(classes)
     size = first + 3 * _SIDE * _SIDE
@@ -52,10 +52,10 @@ def _records(path: Path, title: str, *classes: int) -> Images:
     records = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
     for column, count in enumerate(classes):
         check_labels(records[:, column], count, str(path), title)
-    return Images(records[:, first:].reshape(-1, 3, _SIDE, _SIDE), records[:, first - 1].long())
+    return records[:, first:].reshape(-1, 3, _SIDE, _SIDE), records[:, first - 1].long()
 
 
-def _sheets(path: Path) -> Images:
+def _sheets(path: Path) -> tuple[Tensor, Tensor]:
     """Sheets of 20 rows × 10 columns of images, one lossless WebP each."""
     encoded, labels = read_pack(path, "sheets")
     sheets = decode(encoded, (_ROWS * _SIDE, _COLUMNS * _SIDE), pack=str(path))
@@ -64,4 +64,4 @@ def _sheets(path: Path) -> Images:
     if not len(images) - _ROWS * _COLUMNS < len(labels) <= len(images):  # only the last sheet may have empty places
         raise DataError(f"{path} holds {len(labels)} labels, and sheets with places for {len(images)} images")
     check_labels(labels, len(CLASSES), str(path), "CIFAR-10")
-    return Images(images[: len(labels)], labels)
+    return images[: len(labels)], labels

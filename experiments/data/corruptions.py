@@ -15,8 +15,8 @@ import numpy as np
 import scipy.ndimage
 import torch
 
-from experiments.data.images import Images
-from experiments.faults import ExperimentError
+from experiments.data.examples import Examples
+from experiments.exceptions import ExperimentError
 
 KINDS = (
     *(
@@ -34,16 +34,16 @@ KINDS = (
 STRENGTHS = (1, 2, 3, 4, 5)
 
 
-def corrupted(images: Images, kind: str, strength: int) -> Images:
+def corrupted(images: Examples, kind: str, strength: int) -> Examples:
     """RGB images of at least 32 × 32, changed; the same changes at every call, and numpy's random state as before."""
     change, state = _library(), np.random.get_state()  # noqa: NPY002 (the package draws from it)
     try:
         np.random.seed(0)  # noqa: NPY002
-        pixels = images.images.permute(0, 2, 3, 1).numpy()
+        pixels = images.inputs.permute(0, 2, 3, 1).numpy()
         changed = np.stack([np.asarray(change(each, corruption_name=kind, severity=strength)) for each in pixels])
     finally:
         np.random.set_state(state)  # noqa: NPY002
-    return Images(torch.from_numpy(changed.astype(np.uint8)).permute(0, 3, 1, 2).contiguous(), images.labels)
+    return Examples(torch.from_numpy(changed.astype(np.uint8)).permute(0, 3, 1, 2).contiguous(), images.labels)
 
 
 @functools.cache

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from PIL.Image import Image, Resampling
+from PIL.Image import Resampling
 from torch import Tensor
 
-from experiments.data.decode import decode
-from experiments.data.labelled import Scores
+from experiments.data.examples import Scores
+from experiments.data.image_files import decode
 from experiments.data.packs import named_images
-from experiments.data.places import find
-from experiments.faults import DataError
+from experiments.data.text_files import find, read_table
+from experiments.exceptions import DataError
 
 FILES = ("images.npz", "train.csv", "eval.csv", "answers.txt")
 COLUMNS = ("question", "answer", "image_id")
 SIZE = (224, 288)
 """Height and width of all images: multiples of 32, and nearly the 3 : 4 of the photos."""
-
-
 TESTED, HELD_OUT = 350, 150
 """Images."""
 
@@ -65,19 +62,11 @@ def divide(images: int) -> tuple[Tensor, Tensor, Tensor]:
 def photos(place: Path) -> Tensor:
     """The images [N, 3, 224, 288], in the order of their numbers."""
     path = place / FILES[0]
-    return decode(named_images(path)[0], SIZE, _fitted, str(path))
-
-
-def _fitted(image: Image) -> Image:
-    return image.resize(SIZE[::-1], Resampling.BILINEAR)
+    return decode(named_images(path)[0], SIZE, lambda image: image.resize(SIZE[::-1], Resampling.BILINEAR), str(path))
 
 
 def _lines(path: Path, images: dict[str, int]) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a table in UTF-8: {error}") from None
+    lines = read_table(path)
     for number, line in enumerate(lines, 2):
         if not all(line.get(name) for name in COLUMNS):
             raise DataError(f"line {number} of {path} lacks one of {', '.join(COLUMNS)}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import re
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.places import find
-from experiments.faults import DataError
+from experiments.data.text_files import find, read_json_lines
+from experiments.exceptions import DataError
 
 PARTS = ("dev", "test", "hidden")
 FILES = tuple(f"{part}.json.gz" for part in PARTS)
@@ -64,8 +61,7 @@ def nlvr(folder: Path | None = None) -> dict[str, Scenes]:
 
 def _read(path: Path, part: str) -> Scenes:
     texts, boxes, truth, groups = [], [], [], []
-    for number, line in _lines(path):
-        where = f"line {number} of {path}"
+    for where, line in read_json_lines(path):
         try:
             truth.append(_share(line, where))
             texts.append(str(line["sentence"]))
@@ -86,18 +82,6 @@ def _share(line: dict[str, Any], where: str) -> float:
         raise DataError(f"{where} has votes or a label other than true, false and nonsense")
     counted = votes["true"] + votes["false"]
     return votes["true"] / counted if counted else float(str(line["label"]).lower() == "true")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a whole gzip file: {error}; copy it again") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"line {number} of {path} is not JSON: {error.msg}") from None
 
 
 def _checked(boxes: Any, where: str) -> list[list[dict[str, Any]]]:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.data.places import find
-from experiments.data.vqav2 import read_lines
-from experiments.faults import DataError
+from experiments.data.text_files import find, read_json_lines
+from experiments.exceptions import DataError
 
 PARTS = ("train", "dev", "test1")
 FILES = tuple(f"{part}.json" for part in PARTS)
@@ -18,20 +17,20 @@ REMEDY = "get data/*.json of github.com/lil-lab/nlvr/nlvr2 and its images, unpac
 TRUTH = ("False", "True")
 
 
-class Stated(NamedTuple):
+class Statements(NamedTuple):
     """Statements, the files of the two images of each, and whether it is true of them [N]."""
 
     texts: list[str]
-    paths: list[tuple[str, ...]]
+    paths: list[tuple[str, str]]
     labels: Tensor
 
 
 class Nlvr2Set(NamedTuple):
     """The parts by their official names."""
 
-    train: Stated
-    dev: Stated
-    test: Stated
+    train: Statements
+    dev: Statements
+    test: Statements
 
 
 def nlvr2(folder: Path | None = None) -> Nlvr2Set:
@@ -44,11 +43,10 @@ def nlvr2(folder: Path | None = None) -> Nlvr2Set:
     return Nlvr2Set(*(_stated(place, part) for part in PARTS))
 
 
-def _stated(place: Path, part: str) -> Stated:
+def _stated(place: Path, part: str) -> Statements:
     path = place / f"{part}.json"
     texts, paths, labels = [], [], []
-    for number, line in read_lines(path):
-        where = f"line {number} of {path}"
+    for where, line in read_json_lines(path):
         lacking = [name for name in ("sentence", "identifier", "label") if name not in line]
         if lacking:
             raise DataError(f"{where} lacks {', '.join(lacking)}")
@@ -59,15 +57,15 @@ def _stated(place: Path, part: str) -> Stated:
         labels.append(TRUTH.index(str(line["label"])))
     if not texts:
         raise DataError(f"{path} holds no statements")
-    return Stated(texts, paths, torch.tensor(labels))
+    return Statements(texts, paths, torch.tensor(labels))
 
 
-def _pair(place: Path, part: str, line: dict[str, str], where: str) -> tuple[str, ...]:
+def _pair(place: Path, part: str, line: dict[str, str], where: str) -> tuple[str, str]:
     stem = line["identifier"].rpartition("-")[0]
     folder = place / "images" / part / (str(line["directory"]) if "directory" in line else "")
-    files = [folder / f"{stem}-img{side}.png" for side in (0, 1)]
-    missing = [file for file in files if not file.is_file()]
+    first, second = (folder / f"{stem}-img{side}.png" for side in (0, 1))
+    missing = [file for file in (first, second) if not file.is_file()]
     if missing:
         there = f"{2 - len(missing)} of the 2 images"
         raise DataError(f"{where}, {line['identifier']}, has {there} it is about: there is no {missing[0]}")
-    return tuple(map(str, files))
+    return str(first), str(second)

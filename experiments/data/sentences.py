@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.data.places import find
-from experiments.faults import DataError
+from experiments.data.text_files import find, read_table
+from experiments.exceptions import DataError
 
 FILES = ("train.tsv", "dev.tsv", "test.tsv")
 ZIPPED = tuple(f"{file}.gz" for file in FILES)
@@ -48,22 +46,12 @@ def sst2(folder: Path | None = None) -> SentenceSet:
 
 def _read_tsv(path: Path) -> Sentences | None:
     """Columns as its first line names them, without quoting; None without a column of labels."""
-    try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8", newline="") as file
-        ):
-            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a whole table in UTF-8: {error}; download it again") from None
+    rows = read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
     named = next((name for name in _SENTENCE if rows and name in rows[0]), None)
     if named is None:
         raise DataError(f"{path} holds no sentences: its first line should name a column 'sentence', and lines follow")
     labels = []
-    for number, row in enumerate(rows, 2):  # the first line is the header
-        if None in row or None in row.values():
-            raise DataError(f"line {number} of {path} has not as many columns as its header")
+    for number, row in enumerate(rows, 2):
         if "label" in row and row["label"] not in ("0", "1"):
             raise DataError(f"line {number} of {path} has the label {row['label']!r} instead of 0 or 1")
         labels.append(int(row.get("label", -1)))

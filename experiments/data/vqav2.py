@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.data.labelled import Scores
-from experiments.data.places import find
-from experiments.faults import DataError
+from experiments.data.examples import Scores
+from experiments.data.text_files import find, read_json, read_json_lines
+from experiments.exceptions import DataError
 
 PARTS = ("train2014", "val2014")
 QUESTIONS = {part: f"v2_OpenEnded_mscoco_{part}_questions.json" for part in PARTS}
@@ -25,19 +24,19 @@ SIZE = 3129
 """Answers that are the most common one of at least nine questions in both parts."""
 
 
-class Asked(NamedTuple):
+class Questions(NamedTuple):
     """Questions, the file of the image of each, and the scores of the answers in the vocabulary."""
 
     texts: list[str]
-    paths: Sequence[tuple[str, ...]]
+    paths: list[str]
     scores: Scores
 
 
 class VqaSet(NamedTuple):
     """The questions of both parts, and the answers that a model may give."""
 
-    train: Asked
-    val: Asked
+    train: Questions
+    val: Questions
     answers: tuple[str, ...]
 
 
@@ -60,7 +59,7 @@ def vqav2(folder: Path | None = None, size: int | None = SIZE) -> VqaSet:
     return VqaSet(train, val, answers)
 
 
-def _asked(place: Path, part: str, annotations: list[dict[str, Any]], index: Mapping[str, int]) -> Asked:
+def _asked(place: Path, part: str, annotations: list[dict[str, Any]], index: Mapping[str, int]) -> Questions:
     path, beside = place / QUESTIONS[part], place / ANNOTATIONS[part]
     questions = _entries(path, "questions")
     by_id = {_of(entry, "question_id", i, "annotations", beside): (i, entry) for i, entry in enumerate(annotations)}
@@ -76,14 +75,14 @@ def _asked(place: Path, part: str, annotations: list[dict[str, Any]], index: Map
         if file not in there:
             missing.append((file, number))
         texts.append(text)
-        paths.append((str(place / part / file),))
+        paths.append(str(place / part / file))
         scores.append(_scored(*by_id[number], index, beside))
     if missing:
         file, number = missing[0]
         raise DataError(
             f"{place / part} lacks {file}, of question {number} in {path.name}, and {len(missing) - 1} more"
         )
-    return Asked(texts, paths, Scores.of(scores, len(index)))
+    return Questions(texts, paths, Scores.of(scores, len(index)))
 
 
 def _scored(i: int, entry: dict[str, Any], index: Mapping[str, int], path: Path) -> dict[int, float]:
@@ -103,15 +102,6 @@ def _entries(path: Path, name: str) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{path} is not an official file of VQAv2: it has no list of {name}")
     return entries
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"line {error.lineno}, column {error.colno} of {path} is not JSON: {error.msg}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
 
 
 def _of(entry: Any, name: str, number: int, kind: str, path: Path) -> Any:
@@ -136,30 +126,15 @@ def _counted(parts: Iterable[list[dict[str, Any]]]) -> tuple[str, ...]:
 def _listed(path: Path) -> tuple[str, ...]:
     """Lines like {"answer": "net", "label": 0}, whose labels are 0, 1, …"""
     found = {}
-    for number, entry in read_lines(path):
-        label = _of(entry, "label", number, "lines", path)
-        if label in found or not isinstance(label, int):
-            raise DataError(f"line {number} of {path} has the label {label!r}, which is used or no number")
-        found[label] = str(_of(entry, "answer", number, "lines", path))
+    for where, entry in read_json_lines(path):
+        if lacking := {"answer", "label"} - entry.keys():
+            raise DataError(f"{where} lacks {', '.join(sorted(lacking))}")
+        if (label := entry["label"]) in found or not isinstance(label, int):
+            raise DataError(f"{where} has the label {label!r}, which is used or no number")
+        found[label] = str(entry["answer"])
     if sorted(found) != list(range(len(found))):
         raise DataError(f"the labels in {path} are not 0 to {len(found) - 1}")
     return tuple(found[label] for label in range(len(found)))
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects, one in each line, with the lines' numbers."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"line {number} of {path} is not JSON: {error.msg}") from None
-        if not isinstance(entry, dict):
-            raise DataError(f"line {number} of {path} is not a JSON object")
-        yield number, entry
 
 
 # --- answers as the official evaluation compares them ------------------------------------------------------

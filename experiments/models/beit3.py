@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.faults import DataError, ExperimentError
-from experiments.models.weights import Tensors, fill, load_tensors
+from experiments.exceptions import DataError, ExperimentError
+from experiments.models.weights import Tensors, fill, load_tensors, seeded
 
 LENGTH = 64
 """Tokens of a question or statement with the two at its ends, as in the official recipes: what is longer is cut."""
@@ -103,19 +103,13 @@ def _encoder(sizes: Mapping[str, int]) -> tuple[nn.Module, int]:
     return BEiT3(EncoderConfig(multiway=True, no_output_layer=True, **chosen)), chosen["encoder_embed_dim"]
 
 
-def beit3(
-    kind: type[Beit3ForQuestions | Beit3ForPairs], checkpoint: Path | None, seed: int = 0, **options: Any
-) -> nn.Module:
-    """A model in eval mode; the encoder from a checkpoint, or else drawn; the head is drawn from ``seed``.
+def beit3(kind: type[Beit3ForQuestions | Beit3ForPairs], checkpoint: Path, seed: int = 0, **options: Any) -> nn.Module:
+    """A model in eval mode; the encoder from a checkpoint, the head drawn from ``seed``.
 
     ``checkpoint`` is a .pth of the official code or a .safetensors, or a folder with one. Image positions of another
     size are resized.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = kind(**options).eval()
-    if checkpoint is None:
-        return model
+    model = seeded(seed, kind, **options)
     path = _file(checkpoint)
     found = {name: tensor for name, tensor in load_tensors(path).items() if name.startswith("beit3.")}
     own = model.state_dict()

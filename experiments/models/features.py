@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE
 
@@ -23,11 +23,7 @@ def grids(weights: Path, images: Tensor, device: str = "cpu") -> Iterator[Tensor
     """Of each image [3, H, W], bytes: the [H/32 · W/32, 2048] positions of the last stage, batch by batch."""
     network = keras_resnet50(weights).to(device)
     for start in tqdm(range(0, len(images), _BATCH), desc="features", disable=None, leave=False):
-        x = CAFFE(images[start : start + _BATCH].to(device))
-        x = network.maxpool(network.relu(network.bn1(network.conv1(x))))
-        for index in range(len(network.depths)):
-            x = network.get_submodule(f"layer{index + 1}")(x)
-        yield x.flatten(2).transpose(1, 2)
+        yield network.grid(CAFFE(images[start : start + _BATCH].to(device))).flatten(2).transpose(1, 2)
 
 
 @torch.no_grad()
@@ -44,12 +40,12 @@ def image_tokens(
     return torch.cat([((part.float() - centre) @ chosen).half() for part in found.split(64)])
 
 
-def keep_tokens(path: Path, tokens: Tensor) -> None:
+def save_tokens(path: Path, tokens: Tensor) -> None:
     np.savez(path, tokens=tokens.numpy())
 
 
-def kept_tokens(path: Path, images: int) -> Tensor:
-    """What ``keep_tokens`` wrote for this many images."""
+def load_tokens(path: Path, images: int) -> Tensor:
+    """What ``save_tokens`` wrote for this many images."""
     try:
         with np.load(path, allow_pickle=False) as file:
             found = torch.from_numpy(file["tokens"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.models.transformer import encoder
-from experiments.models.weights import fill, load_tensors
+from experiments.models.weights import fill, load_tensors, seeded
 
 PRETRAINED = "fusion.safetensors"
 """Beside a BERT: all weights of a model of text and image tokens that starts from it."""
@@ -68,10 +68,7 @@ class Multiway(SingleStream):
 
 def fusion(kind: type[SingleStream], folder: Path, seed: int, **sizes: int) -> nn.Module:
     """In eval mode, with the words and blocks of the BERT in ``folder``; all else is drawn from ``seed``."""
-    bert = encoder(folder)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return kind(bert, **sizes).eval()
+    return seeded(seed, kind, encoder(folder), **sizes)
 
 
 def pretrained_fusion(kind: type[SingleStream], folder: Path, **sizes: int) -> nn.Module:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.resnet import ResNet
 from experiments.models.weights import Tensors, fill
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -64,17 +63,21 @@ class ResNet(nn.Module):
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         inputs = width
         for index, depth in enumerate(depths):
-            blocks = OrderedDict[str, nn.Module]()
+            blocks = []
             for block in range(depth):
                 stride = 2 if index and not block else 1
-                blocks[str(block)] = Bottleneck(inputs, width << index, stride, strided=strided, eps=eps)
+                blocks.append(Bottleneck(inputs, width << index, stride, strided=strided, eps=eps))
                 inputs = EXPANSION * (width << index)
-            self.add_module(f"layer{index + 1}", nn.Sequential(blocks))
+            self.add_module(f"layer{index + 1}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def grid(self, images: Tensor) -> Tensor:
+        """What the last stage gives out, before the mean over the image."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         for index in range(len(self.depths)):
             x = self.get_submodule(f"layer{index + 1}")(x)
-        return self.fc(self.avgpool(x).flatten(1))
+        return x
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.avgpool(self.grid(images)).flatten(1))

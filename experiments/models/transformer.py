@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from varprop.errors import shortened
 
 LENGTH = 64
@@ -69,14 +69,11 @@ def tokenize(folder: Path, sentences: Sequence[str], length: int = LENGTH) -> di
     return {name: torch.tensor(rows, dtype=torch.long).view(-1, length) for name, rows in named.items()}
 
 
-def vit_base(checkpoint: Path | None, classes: int = 100, seed: int = 0, sizes: Mapping[str, int] = BASE) -> nn.Module:
+def vit_base(checkpoint: Path, classes: int = 100, seed: int = 0, sizes: Mapping[str, int] = BASE) -> nn.Module:
     """A ``ViTForImageClassification`` in eval mode, without dropout, for images prepared by ``VIT``.
 
-    The checkpoint's head is replaced by one drawn from ``seed``; with None everything is. ``sizes`` are those the
-    checkpoint must have.
+    The checkpoint's head is replaced by one drawn from ``seed``. ``sizes`` are those the checkpoint must have.
     """
-    if checkpoint is None:
-        return start_of("ViTForImageClassification", classes, seed, **sizes)
     # A configuration names only what differs from the defaults, which are those of ViT-B/16.
     found = {**BASE, **_settings(checkpoint, "vit")}
     wrong = [f"{name} is {found[name]} and should be {size}" for name, size in sizes.items() if found[name] != size]
@@ -117,26 +114,14 @@ def _settings(folder: Path, kind: str) -> dict[str, Any]:
     return settings
 
 
-def start_of(name: str, classes: int, seed: int, **settings: Any) -> nn.Module:
-    """The class of that name in eval mode, without dropout, with all weights drawn from ``seed``."""
-    maker = getattr(library(), name)
-    config = maker.config_class(**settings, num_labels=classes, **_NO_DROPOUT)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return maker(config).eval()
-
-
-def classifier(
-    folder: Path, kind: str, name: str, classes: int, seed: int, *, fresh: Sequence[str] = (), **settings: Any
-) -> nn.Module:
+def classifier(folder: Path, kind: str, name: str, classes: int, seed: int, *, fresh: Sequence[str] = ()) -> nn.Module:
     """The class of that name in eval mode, without dropout, with the folder's weights.
 
-    The head is drawn anew from ``seed``; what lies below ``fresh`` is too, if the checkpoint lacks it. ``settings`` are
-    those of the configuration that differ from the folder's.
+    The head is drawn anew from ``seed``; what lies below ``fresh`` is too, if the checkpoint lacks it.
     """
     _settings(folder, kind)
     maker = getattr(library(), name)
-    config = maker.config_class.from_pretrained(folder, num_labels=classes, **_NO_DROPOUT, **settings)
+    config = maker.config_class.from_pretrained(folder, num_labels=classes, **_NO_DROPOUT)
     try:
         with torch.random.fork_rng(devices=[]):  # drawing a head leaves the global generator alone
             model, found = maker.from_pretrained(

@@ -9,31 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.faults import DataError
-from experiments.models.transformer import classifier, library, start_of
+from experiments.exceptions import DataError
+from experiments.models.transformer import classifier, library
 
 LENGTH = 40
 """Tokens of a question, as many as ViLT has positions for: what is longer is cut."""
 
 
-def vilt_for_questions(checkpoint: Path | None, classes: int, seed: int = 0, **sizes: Any) -> nn.Module:
-    """A ``ViltForQuestionAnswering`` in eval mode, without dropout, with a head drawn from ``seed``.
-
-    With None for a checkpoint everything is drawn, at the given ``sizes`` of a ``ViltConfig``.
-    """
-    return with_fixed_patches(_vilt(checkpoint, "ViltForQuestionAnswering", classes, seed, sizes))
-
-
-def vilt_for_pairs(checkpoint: Path | None, classes: int = 2, seed: int = 0, **sizes: Any) -> nn.Module:
-    """A ``ViltForImagesAndTextClassification`` of two images, otherwise the same."""
-    pair = {"num_images": 2, "modality_type_vocab_size": 3, **sizes}
-    return with_fixed_patches(_vilt(checkpoint, "ViltForImagesAndTextClassification", classes, seed, pair))
-
-
-def _vilt(checkpoint: Path | None, name: str, classes: int, seed: int, sizes: dict[str, Any]) -> nn.Module:
-    if checkpoint is not None:
-        return classifier(checkpoint, "vilt", name, classes, seed, fresh=("pooler",), **sizes)
-    return start_of(name, classes, seed, **sizes)
+def vilt_for_questions(checkpoint: Path, classes: int, seed: int = 0) -> nn.Module:
+    """A ``ViltForQuestionAnswering`` in eval mode, without dropout, with a head drawn from ``seed``."""
+    return with_fixed_patches(
+        classifier(checkpoint, "vilt", "ViltForQuestionAnswering", classes, seed, fresh=("pooler",))
+    )
 
 
 def with_fixed_patches(model: nn.Module) -> nn.Module:

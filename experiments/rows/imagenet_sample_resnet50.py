@@ -12,16 +12,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from experiments.data.examples import Examples, PreparedBatches, hold_out
 from experiments.data.imagenet import imagenet_sample
-from experiments.data.images import Images
-from experiments.data.labelled import hold_out
 from experiments.experiment import METHODS, Experiment, Sources, Splits
-from experiments.loading import PreparedBatches
-from experiments.models.curvature import diagonal_fisher, laplace, smoothed
 from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE
-from experiments.recipes import Recipe
-from experiments.rows.pretrained import NO_TRAINING, weights_of
+from experiments.recipes import NO_TRAINING, Recipe
 from varprop.evaluation.methods import listed, named
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import device_of
@@ -42,7 +38,7 @@ CHOSEN = CANDIDATES["ess 1e+08, weight decay 1e-03"]
 
 
 @functools.lru_cache(maxsize=1)
-def _images(folder: Path | None) -> Images:
+def _images(folder: Path | None) -> Examples:
     return imagenet_sample(folder)
 
 
@@ -55,18 +51,36 @@ def splits(sources: Sources, seed: int) -> Splits:
 
 
 def start(_: Recipe, sources: Sources, __: int) -> nn.Module:
-    return keras_resnet50(weights_of(sources, NAME, WANTED))
+    return keras_resnet50(sources.trained_weights(NAME, WANTED))
 
 
 @functools.lru_cache(maxsize=1)
 def curvature(sources: Sources, seed: int, device: str) -> dict[str, Tensor]:
-    """From the images of the posterior's share, with labels drawn from the model; all candidates share it."""
+    """The Fisher information of the weights, from the images of the posterior's share; all candidates share it."""
+    model = start(CHOSEN, sources, seed).to(device)
     batches = PreparedBatches(splits(sources, seed).train, CAFFE, 50, device)
-    return smoothed(diagonal_fisher(start(CHOSEN, sources, seed).to(device), batches, seed=seed, progress=False))
+    found = Posterior.from_fisher(model, batches, examples=1, damping=1e-6, seed=seed, progress=False)
+    return {name: smoothed(1 / var) for name, (_, var) in found.items()}
+
+
+def smoothed(fisher: Tensor) -> Tensor:
+    """The rank-one matrix with the same sums over outputs and over inputs; a vector as it is.
+
+    A few hundred examples say little about each of 25 million weights, but much about each row and column. The
+    Fisher of a linear layer is E[a² g²]; with inputs a and gradients g independent it is of rank one.
+    """
+    if fisher.ndim < 2:
+        return fisher
+    matrix = fisher.flatten(1)
+    return (matrix.sum(1, keepdim=True) * matrix.sum(0, keepdim=True) / matrix.sum()).view_as(fisher)
 
 
 def posterior(model: nn.Module, recipe: Recipe, sources: Sources, seed: int) -> Posterior:
-    return laplace(model, curvature(sources, seed, str(device_of(model))), **recipe.ivon)
+    """Diagonal Laplace: variances 1/(ess · (fisher + weight_decay)), as of an IVON posterior."""
+    ess, decay = recipe.ivon["ess"], recipe.ivon["weight_decay"]
+    fisher = curvature(sources, seed, str(device_of(model)))
+    mean = {name: parameter.detach() for name, parameter in model.named_parameters() if name in fisher}
+    return Posterior.from_tensors(mean, {name: 1 / (ess * (each + decay)) for name, each in fisher.items()})
 
 
 IMAGENET_SAMPLE_RESNET50 = Experiment(

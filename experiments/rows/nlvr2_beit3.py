@@ -5,48 +5,43 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from torch import nn
-
-from experiments.data.illustrated import Illustrated, Squares
-from experiments.data.nlvr2 import TRUTH, Stated, nlvr2
-from experiments.experiment import Experiment, Sources, Splits
+from experiments.data.examples import Examples
+from experiments.data.image_files import square_files
+from experiments.data.nlvr2 import TRUTH, Statements, nlvr2
+from experiments.experiment import Experiment, ReadSplits, Sources, Splits, same_for_every_seed
 from experiments.models.beit3 import LENGTH, Beit3ForPairs, beit3, padded
 from experiments.models.transformer import tokenize
-from experiments.recipes import Recipe
-from experiments.rows import vqav2_beit3
-from experiments.rows.pretrained import weights_of
+from experiments.rows import vqav2_rows
+from experiments.rows.starting_points import from_weights
 
 NAME = "nlvr2-beit3"
-WANTED = vqav2_beit3.WANTED
+WANTED = vqav2_rows.WANTED[vqav2_rows.BEIT3]
 SIDE = 224
 
 RECIPE = replace(
-    vqav2_beit3.RECIPE,
+    vqav2_rows.BEIT3_RECIPE,
     model={"classes": 2, "img_size": SIDE},
     ivon={"lr": 100.0, "ess": 1e8, "hess_init": 5e-4, "beta2": 0.9999, "weight_decay": 1e-5, "clip_radius": 1e-3},
 )
 
 
-@functools.lru_cache(maxsize=1)
-def _load(sources: Sources, side: int) -> Splits:
-    folder = weights_of(sources, NAME, WANTED)
-    view = Squares(("image_a", "image_b"), side)
-
-    def examples(part: Stated) -> Illustrated:
-        return Illustrated(padded(tokenize(folder, part.texts, LENGTH), "text"), part.paths, view, part.labels)
-
-    data = nlvr2(sources.data)
-    return Splits(examples(data.train), examples(data.dev), examples(data.test), TRUTH, tuple(data.test.texts))
-
-
-def splits(sources: Sources, _: int, side: int = SIDE) -> Splits:
+def splits(side: int) -> ReadSplits:
     """Trained on the training statements, held out the dev ones, tested those of test-P."""
-    return _load(sources, side)
 
+    @same_for_every_seed
+    def load(sources: Sources) -> Splits:
+        folder = sources.trained_weights(NAME, WANTED)
 
-def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-    """The checkpoint with a head drawn from the seed."""
-    return beit3(Beit3ForPairs, weights_of(sources, NAME, WANTED), seed, **recipe.model)
+        def examples(part: Statements) -> Examples:
+            tokens = padded(tokenize(folder, part.texts, LENGTH), "text")
+            first, second = ([pair[i] for pair in part.paths] for i in (0, 1))
+            images = {"image_a": square_files(first, side), "image_b": square_files(second, side)}
+            return Examples({**tokens, **images}, part.labels)
+
+        data = nlvr2(sources.data)
+        return Splits(examples(data.train), examples(data.dev), examples(data.test), TRUTH, tuple(data.test.texts))
+
+    return load
 
 
 NLVR2_BEIT3 = Experiment(
@@ -54,9 +49,9 @@ NLVR2_BEIT3 = Experiment(
     title="NLVR2 (BEiT-3-base)",
     about="BEiT-3 base fine-tuned on 86,373 statements about pairs of photos; the 6,982 of dev are held out.",
     paper="NLVR2 (BEiT-3-base)",
-    splits=splits,
-    model=start,
+    splits=splits(SIDE),
+    model=from_weights(NAME, WANTED, functools.partial(beit3, Beit3ForPairs)),
     recipe=RECIPE,
-    prepare=vqav2_beit3.prepare,
+    prepare=vqav2_rows.prepare_beit3,
     evaluation_batch=64,
 )

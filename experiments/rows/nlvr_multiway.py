@@ -10,19 +10,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from experiments.data.in_memory import Columns
-from experiments.data.labelled import in_some_groups
+from experiments.data.examples import Examples, Lookup, in_some_groups
 from experiments.data.nlvr import BOXES, FEATURES, MOST, ORDERS, Scenes, nlvr, rearranged, recoloured, shape_tokens
-from experiments.data.statements import EASY, SIMPLE, TEMPLATES, Templates, generate
-from experiments.experiment import Experiment, Pretraining, Sources, Splits
-from experiments.faults import ExperimentError
+from experiments.data.nlvr_templates import EASY, SIMPLE, TEMPLATES, Templates, generate
+from experiments.exceptions import ExperimentError
+from experiments.experiment import Experiment, Pretraining, Sources, Splits, same_for_every_seed
 from experiments.models.fusion import PRETRAINED, Multiway, masked, pretrained_fusion
 from experiments.models.transformer import tokenize
 from experiments.recipes import AdamWRecipe, Recipe, Schedule
 from experiments.rows import daquar_fusion
-from experiments.rows.daquar_fusion import WANTED
-from experiments.rows.daquar_fusion import start as from_minilm
-from experiments.rows.pretrained import weights_of
+from experiments.rows.daquar_fusion import WANTED, from_minilm
 from varprop.prediction.links import Sigmoid
 
 NAME = "nlvr-multiway"
@@ -57,19 +54,20 @@ CANDIDATES = {
 }
 
 
-@functools.lru_cache(maxsize=1)
-def _load(sources: Sources) -> Splits:
-    folder = weights_of(sources, NAME, WANTED)
+@same_for_every_seed
+def splits(sources: Sources) -> Splits:
+    """Trained on dev and hidden, in all orders of boxes and colours, but for a fifth of their sentences."""
+    folder = sources.trained_weights(NAME, WANTED)
     data = nlvr(sources.data)
 
-    def examples(scenes: Scenes, orders: Sequence[Sequence[int]] = ORDERS[:1]) -> Columns:
+    def examples(scenes: Scenes, orders: Sequence[Sequence[int]] = ORDERS[:1]) -> Examples:
         """With boxes and colours in all of these orders."""
         tokens, changed = shape_tokens(scenes.boxes), list(itertools.product(orders, orders))
         words = [tokenize(folder, recoloured(scenes.texts, colours), LENGTH) for colours in orders]
         shapes = [rearranged(*tokens, boxes, colours) for boxes, colours in changed]
         image, present = (torch.cat(parts) for parts in zip(*shapes, strict=True))
         text = {name: torch.cat([each[name] for each in words]).repeat(len(orders), 1) for name in words[0]}
-        return Columns({**text, "image": image, "present": present}, scenes.truth.repeat(len(changed))[:, None])
+        return Examples({**text, "image": image, "present": present}, scenes.truth.repeat(len(changed))[:, None])
 
     known = data["dev"] + data["hidden"]
     held = in_some_groups(known.groups, HELD_OUT)
@@ -82,23 +80,18 @@ def _load(sources: Sources) -> Splits:
     )
 
 
-def splits(sources: Sources, _: int) -> Splits:
-    """Trained on dev and hidden, in all orders of boxes and colours, but for a fifth of their sentences."""
-    return _load(sources)
-
-
-def generated(sources: Sources, count: int, templates: Templates) -> Columns:
+def generated(sources: Sources, count: int, templates: Templates) -> Examples:
     """Statements about generated scenes; many share a scene or a sentence."""
     data = generate(count, 0, templates)
-    words = tokenize(weights_of(sources, NAME, WANTED), data.texts, LENGTH)
-    tables = {**words, "image": data.tokens, "present": data.present}
-    columns = {name: data.text if name in words else data.scene for name in tables}
-    return Columns(columns, data.truth[:, None], tables)
+    words = tokenize(sources.trained_weights(NAME, WANTED), data.texts, LENGTH)
+    columns = {name: Lookup(data.text, table) for name, table in words.items()}
+    columns |= {"image": Lookup(data.scene, data.tokens), "present": Lookup(data.scene, data.present)}
+    return Examples(columns, data.truth[:, None])
 
 
 def start(recipe: Recipe, sources: Sources, _: int) -> nn.Module:
     """All pretrained weights, the head's too: seeds differ in the order of examples and in their noise."""
-    folder = weights_of(sources, NAME, PRETRAINED_WANTED)
+    folder = sources.trained_weights(NAME, PRETRAINED_WANTED)
     if not (folder / PRETRAINED).is_file():
         raise ExperimentError(f"{folder} holds no {PRETRAINED}: {PRETRAINED_WANTED}, with --weights")
     return pretrained_fusion(Multiway, folder, **recipe.model)

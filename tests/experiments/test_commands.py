@@ -6,19 +6,20 @@ import warnings
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from experiments import __main__ as program
 from experiments import pipeline, search, training
 from experiments import rows as registry
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.weights import fill
-from experiments.paper.norms import Norms, kept_norms
+from experiments.paper.norms import Norms, load_norms
 from experiments.recipes import Schedule
 from tests.experiments.synthetic import RECIPE, experiment, splits
 from varprop.evaluation.methods import named
-from varprop.evaluation.results import FILE, Results
+from varprop.evaluation.results import FILE, Results, Row
 
 pytestmark = [
     pytest.mark.second,
@@ -68,7 +69,7 @@ def test_reproduce(experiments, rows):
     found = experiments("reproduce", "squares", "--seeds", "0,2")
     assert found.code == 0, found.err
     assert kept("results/squares") == [("mean", 0), ("mc-2", 0), ("mean", 2), ("mc-2", 2)]
-    assert kept_norms(Results("results/squares"), "synthetic")[0].title == "Σ ~ U(0, 1)"
+    assert load_norms(Results("results/squares"), "synthetic")[0].title == "Σ ~ U(0, 1)"
     for text in ("note: on a CPU this takes many hours", "timing compiled passes", "synthetic inputs", "AURC"):
         assert text in found.out
     assert "report: results/squares/report/report.html" in found.out
@@ -146,7 +147,7 @@ def test_options_reach_the_pipeline(experiments, rows, monkeypatch):
 
 
 def test_an_interrupt_says_that_nothing_is_lost(experiments, rows, monkeypatch):
-    epoch = training._Run.epoch
+    epoch = training._Loop.epoch
 
     def interrupted(self):
         if self.done == 2:
@@ -154,21 +155,22 @@ def test_an_interrupt_says_that_nothing_is_lost(experiments, rows, monkeypatch):
         return epoch(self)
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(training._Run, "epoch", interrupted)
+        stopping.setattr(training._Loop, "epoch", interrupted)
         stopping.setattr(training, "SAVE_EVERY", -1.0)
         found = experiments("reproduce", "squares")
         assert found.code == 130
         assert "stopped; what was finished is kept, and the same command goes on from there" in found.err
         assert "Traceback" not in found.err
     done = []
-    monkeypatch.setattr(training._Run, "epoch", lambda self: (done.append(self.done), epoch(self))[1])
+    monkeypatch.setattr(training._Loop, "epoch", lambda self: (done.append(self.done), epoch(self))[1])
     assert experiments("reproduce", "squares").code == 0
     assert done == [2]  # of three
 
 
 def test_search(experiments, rows):
-    flat = replace(RECIPE, schedule=Schedule(plateau=0.5), ivon={**RECIPE.ivon, "lr": 1.0})
-    rows["squares"] = replace(rows["squares"], candidates={"plain": RECIPE, "flat": flat})
+    plain = replace(RECIPE, epochs=30, ivon={**RECIPE.ivon, "lr": 2.0, "ess": 1e4})  # which learns all there is
+    flat = replace(plain, schedule=Schedule(plateau=0.5), ivon={**plain.ivon, "lr": 0.1})
+    rows["squares"] = replace(rows["squares"], recipe=plain, candidates={"plain": plain, "flat": flat})
     found = experiments("search", "squares", "--seeds", "0,1")
     assert found.code == 0, found.err
     assert "2 candidates, 2 seeds" in found.out
@@ -183,6 +185,18 @@ def test_search(experiments, rows):
         assert f"{averages[name]:.2f}" in line
     assert next(line for line in lines if "plain" in line).count("(the row's recipe)") == 1
     assert (lines[0].count("plain") == 1) == (averages["plain"] < averages["flat"])  # the best is on top
+
+
+def test_rows_of_another_folder_are_added_without_their_scores(tmp_path, experiments, refused):
+    results, others = Results(tmp_path / "new"), Results(tmp_path / "all")
+    results.add(Row("d", "cvp", 0, 2, {"accuracy": 0.5}), {"confidence": np.ones(2), "correctness": np.ones(2)})
+    results.add_examples(np.zeros((200, 2, 2), np.uint8), ["zero"], row="d")
+    others.add(Row("e", "cvp", 0, 2, {"accuracy": 0.6}))
+    experiments("merge", str(tmp_path / "new"), str(tmp_path / "all"))
+    assert [row.row for row in others.rows] == ["e", "d"]
+    assert others.scores(others.rows[1]) is None
+    assert len(others.examples("d").images) == 120
+    assert "all has rows of d already" in refused("merge", str(tmp_path / "new"), str(tmp_path / "all"))
 
 
 # --- wrong uses --------------------------------------------------------------------------------------

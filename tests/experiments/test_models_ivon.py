@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from experiments.faults import DataError
-from experiments.models.ivon_checkpoints import ivon_checkpoint
+from experiments.exceptions import DataError
 from experiments.models.resnet import ResNet
+from experiments.models.weights import ivon_checkpoint
 
 pytestmark = pytest.mark.second
 

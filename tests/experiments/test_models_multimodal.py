@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import varprop as vp
-from experiments.faults import DataError, ExperimentError
+from experiments.exceptions import DataError, ExperimentError
 from experiments.models import beit3, vilt
 from experiments.models.beit3 import Beit3ForPairs, Beit3ForQuestions
+from experiments.models.weights import seeded
 from tests.experiments import multimodal
 from tests.experiments.multimodal import BEIT3, VILT, image, padded_images, words
 
@@ -21,10 +22,9 @@ def torchscale(monkeypatch):
     multimodal.require_torchscale(monkeypatch)
 
 
-def original(name, **options):
+def original(**options):
     torch.manual_seed(0)
-    maker = getattr(transformers, name)
-    model = maker(maker.config_class(num_labels=5, **VILT, **options)).eval()
+    model = transformers.ViltForQuestionAnswering(transformers.ViltConfig(num_labels=5, **VILT, **options)).eval()
     torch.nn.init.normal_(model.vilt.embeddings.position_embeddings)
     torch.nn.init.normal_(model.vilt.embeddings.cls_token)
     return model
@@ -34,45 +34,25 @@ def questions():
     return words(4) | padded_images(SIZES)
 
 
-def pairs():
-    images = [padded_images(sizes) for sizes in (SIZES, SIZES[::-1])]
-    return words(4) | {name: torch.stack([each[name] for each in images], 1) for name in images[0]}
-
-
-KINDS = {
-    "ViltForQuestionAnswering": (questions, {}),
-    "ViltForImagesAndTextClassification": (pairs, {"num_images": 2, "modality_type_vocab_size": 3}),
-}
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_vilt_with_fixed_patches_is_the_original(name):
-    batch, options = KINDS[name]
-    model, inputs = original(name, **options), batch()
+def test_vilt_with_fixed_patches_is_the_original():
+    model, inputs = original(), questions()
     fixed = vilt.with_fixed_patches(copy.deepcopy(model))
-    with torch.no_grad():
-        wanted, found = model(**inputs).logits, fixed(**inputs).logits
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     assert fixed.state_dict().keys() == model.state_dict().keys()
-    # Smaller than the table, as large, and larger; none padded.
-    for canvas in ((32, 32), (64, 64), (96, 128)):
-        whole = words(2) | padded_images([canvas] * 2, canvas)
-        if name == "ViltForImagesAndTextClassification":
-            whole |= {key: whole[key][:, None].expand(-1, 2, *whole[key].shape[1:]) for key in padded_images([canvas])}
+    # Padded; then smaller than the table, as large, and larger.
+    whole = [words(2) | padded_images([canvas] * 2, canvas) for canvas in ((32, 32), (64, 64), (96, 128))]
+    for batch in (inputs, *whole):
         with torch.no_grad():
-            torch.testing.assert_close(fixed(**whole).logits, model(**whole).logits, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(fixed(**batch).logits, model(**batch).logits, rtol=1e-5, atol=1e-6)
 
 
 def test_vilt_that_throws_patches_away_is_refused():
     with pytest.raises(DataError, match="keeps 3 random patches .* set it to -1"):
-        vilt.vilt_for_questions(None, 5, max_image_length=3, **VILT)
+        vilt.with_fixed_patches(original(max_image_length=3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_vilt_is_captured_once_for_all_masks(name):
-    batch, options = KINDS[name]
-    model, inputs = original(name, **options), batch()
+def test_vilt_is_captured_once_for_all_masks():
+    model, inputs = original(), questions()
     fixed = vilt.with_fixed_patches(copy.deepcopy(model))
     parameters = dict(fixed.named_parameters())
     none = {key: torch.zeros_like(p) for key, p in parameters.items()}
@@ -107,7 +87,7 @@ def stated(count):
 
 
 def test_padding_of_a_question_does_not_matter(torchscale):
-    model, batch = beit3.beit3(Beit3ForQuestions, None, classes=7, **BEIT3), asked(2)
+    model, batch = seeded(0, Beit3ForQuestions, classes=7, **BEIT3), asked(2)
     assert batch["padding_mask"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
     other = {**batch, "question": batch["question"].where(batch["padding_mask"] == 0, 7)}
     cut = {"image": batch["image"][:1], "question": batch["question"][:1, :4], "padding_mask": torch.zeros(1, 4)}
@@ -118,7 +98,7 @@ def test_padding_of_a_question_does_not_matter(torchscale):
 
 
 def test_a_pair_is_two_passes_and_its_order_counts(torchscale):
-    model, batch = beit3.beit3(Beit3ForPairs, None, **BEIT3), stated(3)
+    model, batch = seeded(0, Beit3ForPairs, **BEIT3), stated(3)
     swapped = {**batch, "image_a": batch["image_b"], "image_b": batch["image_a"]}
     with torch.no_grad():
         found, other = model(**batch), model(**swapped)
@@ -131,7 +111,7 @@ def test_a_pair_is_two_passes_and_its_order_counts(torchscale):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "batch"), [(Beit3ForQuestions, asked), (Beit3ForPairs, stated)])
 def test_beit3_is_propagated_as_it_is(torchscale, kind, batch):
-    model = beit3.beit3(kind, None, classes=7, **BEIT3)
+    model = seeded(0, kind, classes=7, **BEIT3)
     parameters = dict(model.named_parameters())
     var = {key: torch.full_like(p, 1e-6) for key, p in parameters.items()}
     net = vp.propagate(model, vp.Posterior.from_tensors(parameters, var))
@@ -145,7 +125,7 @@ def test_beit3_is_propagated_as_it_is(torchscale, kind, batch):
 
 
 def test_an_encoder_comes_from_its_checkpoint_and_its_positions_are_resized(torchscale, tmp_path):
-    source = beit3.beit3(Beit3ForPairs, None, seed=1, **BEIT3)
+    source = seeded(1, Beit3ForPairs, **BEIT3)
     torch.save({"model": source.state_dict()}, tmp_path / "beit3.pth")
     same = beit3.beit3(Beit3ForPairs, tmp_path, seed=2, **BEIT3)
     assert torch.equal(same.beit3.text_embed.weight, source.beit3.text_embed.weight)

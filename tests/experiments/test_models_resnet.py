@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import varprop as vp
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from experiments.models.keras import keras_resnet50
 from experiments.models.prepare import CAFFE, VIT
 from experiments.models.resnet import ResNet

@@ -1,13 +1,14 @@
 """Ordinary networks: every method has its row, rows are not made twice, and differences are paired."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from experiments import ordinary
-from experiments.ordinary import Study, compare_paired
+from experiments import checkpoint_study, ordinary
+from experiments.checkpoint_study import Study
+from experiments.ordinary import compare_paired
 from experiments.pipeline import Pipeline
+from experiments.row_files import read_rows
 from tests.experiments.synthetic import ADAMW, experiment
 
 pytestmark = [
@@ -18,13 +19,19 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_every_method_has_a_row(tmp_path, monkeypatch):
-    for name, value in {"WIDTHS": (0.01, 0.1), "TRIED": 2, "USED": 2, "HELD_OUT": (20,), "TEAM": 2}.items():
-        monkeypatch.setattr(ordinary, name, value)
-    pipeline = Pipeline(experiment(ADAMW), [0, 1], tmp_path, progress=False, say=lambda _: None)
+    for name, value in {
+        "WIDTHS": (0.01, 0.1),
+        "SEARCH_SAMPLES": 2,
+        "FINAL_SAMPLES": 2,
+        "HELD_OUT": (20,),
+        "ENSEMBLE_SIZE": 2,
+    }.items():
+        monkeypatch.setattr(checkpoint_study, name, value)
+    pipeline = Pipeline(experiment(ADAMW), [0, 1], tmp_path, progress=False, log=lambda _: None)
     pipeline.train([0, 1])
     file = tmp_path / "rows.jsonl"
-    Study(pipeline, 0, [0, 1], file).run()
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    Study(pipeline, 0, file).run()
+    rows = read_rows(file)
     found = {row["method"]: row for row in rows}
     assert {
         "mean",
@@ -43,7 +50,7 @@ def test_every_method_has_a_row(tmp_path, monkeypatch):
     rounded, exact = (found[name]["metrics"]["nll"] for name in ("cvp-adam-bfloat16", "cvp-adam"))
     assert rounded == pytest.approx(exact, rel=0.05)
     before = file.read_text()
-    Study(pipeline, 0, [0, 1], file).run()
+    Study(pipeline, 0, file).run()
     assert file.read_text() == before
 
 
@@ -64,4 +71,4 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("rows", sorted((DOCS / "results" / "ordinary").glob("*-*.jsonl")), ids=lambda path: path.stem)
 def test_the_page_shows_the_stored_rows(rows):
-    assert ordinary.table(ordinary.read(rows)) in (DOCS / "ordinary.md").read_text()
+    assert ordinary.table(read_rows(rows)) in (DOCS / "ordinary.md").read_text()

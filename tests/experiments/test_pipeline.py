@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from experiments import pipeline
+from experiments.data.examples import Examples, Lookup
 from experiments.experiment import METHODS, Sources, Splits
-from experiments.faults import DataError, ExperimentError
-from experiments.paper.norms import kept_norms
+from experiments.paper.norms import load_norms
 from experiments.pipeline import Pipeline
 from tests.experiments.synthetic import ADAMW, FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
@@ -49,10 +49,10 @@ def trained(monkeypatch):
     """The seeds that were trained together, each time; reading a finished training back does not count."""
     calls, original = [], pipeline.train
 
-    def train(lanes, *args, **kwargs):
-        if not all(lane.finished for lane in lanes):
-            calls.append([lane.seed for lane in lanes])
-        return original(lanes, *args, **kwargs)
+    def train(experiment, runs, *args, **kwargs):
+        if not all(run.finished for run in runs):
+            calls.append([run.seed for run in runs])
+        return original(experiment, runs, *args, **kwargs)
 
     monkeypatch.setattr(pipeline, "train", train)
     return calls
@@ -60,7 +60,7 @@ def trained(monkeypatch):
 
 def make(folder, *seeds, of=None, **options):
     said = []
-    found = Pipeline(of or experiment(), seeds or (0,), folder, progress=False, say=said.append, **options)
+    found = Pipeline(of or experiment(), seeds or (0,), folder, progress=False, log=said.append, **options)
     return found, said
 
 
@@ -84,11 +84,11 @@ def same(a, b):
 def test_a_network_trained_with_adamw(tmp_path, trained):
     """From training to calibrated rows; what is finished is not trained again."""
     ordinary = experiment(recipe=ADAMW, methods=tuple(listed("mean,cvp")))
-    found = Pipeline(ordinary, (0, 1), tmp_path, progress=False, say=lambda _: None).run()
+    found = Pipeline(ordinary, (0, 1), tmp_path, progress=False, log=lambda _: None).run()
     assert {(row.method, row.seed) for row in found.rows} == {(m, s) for m in ("mean", "cvp") for s in (0, 1)}
     assert all(row.config["recipe"]["adamw"] == ADAMW.adamw for row in found.rows)
     more = replace(ordinary, methods=FEW)
-    Pipeline(more, (0, 1), tmp_path, progress=False, say=lambda _: None).run()
+    Pipeline(more, (0, 1), tmp_path, progress=False, log=lambda _: None).run()
     assert trained == [[0], [1]]
 
 
@@ -116,7 +116,7 @@ def test_every_method_has_a_row(tmp_path, trained, timed):
     check_scales({row.method: row for row in results.rows})
     assert results.examples("squares").images.shape == (48, 8, 8)
     assert results.examples("squares").names == ("left", "right", "below")
-    (traced,) = kept_norms(results, "squares")
+    (traced,) = load_norms(results, "squares")
     assert set(traced.rmse) == {"cvp", "streamlining"}
 
     before = contents(results)
@@ -143,9 +143,9 @@ def check_scales(rows):
 
 def test_draws_of_few_samples_are_the_first_of_many(tmp_path):
     results = run(tmp_path, 3, of=experiment(methods=tuple(listed("mc-1,mc-2,mc-8"))))
-    subject = make(tmp_path, 3)[0].subject(3)
+    network = make(tmp_path, 3)[0].network(3)
     for row, count in zip(results.rows, (1, 2, 8), strict=True):
-        alone = evaluate(MonteCarlo(subject.model, subject.posterior, count, seed=3), subject.test, progress=False)
+        alone = evaluate(MonteCarlo(network.model, network.posterior, count, seed=3), network.test, progress=False)
         np.testing.assert_allclose(results.scores(row)["confidence"], alone.confidence, rtol=1e-5)
         assert row.metrics["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-5)
     assert len({row.metrics["nll"] for row in results.rows}) == 3
@@ -177,26 +177,6 @@ def test_a_kill_between_methods_resumes_with_the_missing_ones(tmp_path, monkeypa
     same(whole, contents(again.run()))
     assert trained == [[0], [0]]
     assert said == ["seed 0: MC-2", "seed 0: temperature"]
-
-
-def test_a_kill_in_training_resumes_where_it_was(tmp_path, monkeypatch):
-    whole = contents(run(tmp_path / "whole"))
-    epoch = pipeline.train.__globals__["_Run"].epoch
-    monkeypatch.setitem(pipeline.train.__globals__, "SAVE_EVERY", -1.0)
-
-    def killed(self):
-        if self.done == 2:
-            raise KeyboardInterrupt
-        done.append(self.done)
-        return epoch(self)
-
-    done = []
-    monkeypatch.setattr(pipeline.train.__globals__["_Run"], "epoch", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed")
-    assert done == [0, 1]
-    monkeypatch.setattr(pipeline.train.__globals__["_Run"], "epoch", epoch)
-    same(whole, contents(run(tmp_path / "killed")))
 
 
 def test_another_recipe_is_another_result(tmp_path, trained):
@@ -280,50 +260,18 @@ def test_a_network_without_layer_norms_has_no_comparison_of_them(tmp_path):
 
     results = run(tmp_path, of=experiment(methods=(named("cvp"),), model=plain))
     assert results.rows[0].fidelity
-    assert kept_norms(results, "squares") == ()
+    assert load_norms(results, "squares") == ()
 
 
 def test_pictures_are_shown_only_where_there_are_small_ones(tmp_path):
-    class Hidden:
-        def __init__(self, split):
-            self.split, self.labels = split, split.labels
-
-        def __len__(self):
-            return len(self.split)
-
-        def take(self, rows):
-            return Hidden(self.split.take(rows))
-
-        def read(self, rows):
-            return self.split.read(rows)
-
-        def to(self, device):
-            return self
-
     def hidden(sources, seed):
-        return Splits(*map(Hidden, splits()[:3]))
+        """Looked up in a table, not in memory as they are."""
+        parts = splits()[:3]
+        return Splits(*(Examples(Lookup(torch.arange(len(part)), part.inputs), part.labels) for part in parts))
 
     results = run(tmp_path, of=experiment(splits=hidden))
     assert results.examples("squares") is None
     same(contents(results), contents(run(tmp_path / "shown")))
-
-
-def test_too_little_memory(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
-
-    monkeypatch.setattr(pipeline, "train", full)
-    with pytest.raises(ExperimentError, match=r"too little memory \(CUDA out of memory\); .*--side-by-side 1"):
-        run(tmp_path)
-
-
-def test_missing_data_is_said_before_anything_is_trained(tmp_path, trained):
-    def nowhere(sources, seed):
-        raise DataError("squares is not in data")
-
-    with pytest.raises(DataError, match="squares is not in data"):
-        run(tmp_path, of=experiment(splits=nowhere))
-    assert trained == []
 
 
 def test_a_folder_that_cannot_be_written_to_is_known_before_the_training(tmp_path, trained):

@@ -29,7 +29,7 @@ FULL_SIZE = {
 def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     make, weights = FULL_SIZE[name]
     experiment, sources = make(tmp_path)
-    run = Pipeline(experiment, (0,), tmp_path / "results", sources=sources, progress=False, say=lambda _: None)
+    run = Pipeline(experiment, (0,), tmp_path / "results", sources=sources, progress=False, log=lambda _: None)
     run.limit = 4 if experiment.posterior is None else 20
     results = run.run()
     model, posterior = run.trained(0)  # read back

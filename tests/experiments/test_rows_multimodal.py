@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.data.illustrated import Padded
-from experiments.data.labelled import in_some_groups
+from experiments.data.examples import in_some_groups
+from experiments.data.image_files import Padded
+from experiments.data.vqav2 import Questions
 from experiments.models.beit3 import BASE
 from experiments.pipeline import Pipeline
-from experiments.rows import ROWS, vqav2_beit3, vqav2_vilt
+from experiments.rows import ROWS
+from experiments.rows.vqav2_rows import beit3_columns, vilt_columns
 from tests.experiments import hf_folders, multimodal, synthetic_rows
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.evaluation.methods import listed
@@ -52,7 +54,7 @@ def torchscale(monkeypatch):
 def run(folder, made, methods, limit=None):
     experiment, sources = made(folder)
     experiment = replace(experiment, methods=tuple(listed(methods)))
-    quiet = {"progress": False, "say": lambda _: None}
+    quiet = {"progress": False, "log": lambda _: None}
     return Pipeline(experiment, (0,), folder / "results", sources=sources, limit=limit, **quiet)
 
 
@@ -154,7 +156,7 @@ def test_the_papers_settings():
 
 
 def test_questions_are_divided_by_image():
-    paths = [(f"{number // 3}.jpg",) for number in range(300)]
+    paths = [f"{number // 3}.jpg" for number in range(300)]
     held = in_some_groups(paths, 0.1)
     assert held.sum() == 30
     assert torch.equal(held.view(100, 3).any(1), held.view(100, 3).all(1))
@@ -167,10 +169,15 @@ def test_unanswerable_questions_are_not_trained_on(tmp_path):
     assert splits.train.labels[:].sum(1).min() > 0
 
 
-@pytest.mark.parametrize(("row", "length"), [(vqav2_beit3, 64), (vqav2_vilt, 40)])
-def test_a_question_longer_than_the_position_table_is_cut(tmp_path, row, length):
+@pytest.mark.parametrize(("columns", "length"), [(beit3_columns(), 64), (vilt_columns(Padded()), 40)])
+def test_a_question_longer_than_the_position_table_is_cut(tmp_path, columns, length):
     place = hf_folders.tokenizer(tmp_path)
-    words = {count: row.tokens(place, ["film " * count]) for count in (length - 3, length - 2, 300)}
+
+    def tokens_of(count):
+        found = columns(place, Questions(["film " * count], ["image.jpg"], None))
+        return {name: column for name, column in found.items() if isinstance(column, torch.Tensor)}
+
+    words = {count: tokens_of(count) for count in (length - 3, length - 2, 300)}
     for name, tokens in words[300].items():
         assert tokens.shape == (1, length)
         assert torch.equal(tokens, words[length - 2][name]), "two are for the ends"

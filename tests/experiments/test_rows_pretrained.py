@@ -8,12 +8,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments import search
-from experiments.data.in_memory import Columns
+from experiments.data.examples import map_inputs
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, imagenet_resnet50
-from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50
+from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50, smoothed
 from experiments.rows.sst2_minilm import masked
-from experiments.side_by_side import SideBySide, each_of
+from experiments.side_by_side import SideBySide
 from tests.experiments import synthetic_rows
 from tests.experiments.synthetic_rows import METHODS
 from varprop.report import tables
@@ -43,7 +43,7 @@ def test_from_weights_to_the_table(tmp_path, name, without_measuring):
     experiment, sources = make(tmp_path)
     assert experiment.name == name
     out = tmp_path / "results"
-    results = Pipeline(experiment, (0,), out, sources=sources, limit=limit, progress=False, say=lambda _: None).run()
+    results = Pipeline(experiment, (0,), out, sources=sources, limit=limit, progress=False, log=lambda _: None).run()
     assert [(row.method, row.examples) for row in results.rows] == [(method.slug, tested) for method in METHODS]
     propagated = results.rows[1]
     assert "(output)" in propagated.scales
@@ -83,7 +83,7 @@ def test_validation_images_are_divided_once_for_all_seeds(tmp_path):
     assert (len(first.train), len(first.held_out), len(first.test)) == (0, 4, 996)
     assert not set(first.held_out.labels.tolist()) & set(first.test.labels.tolist())
     assert first is second
-    assert first.held_out.images.shape == (4, 3, 224, 224)
+    assert first.held_out.inputs.shape == (4, 3, 224, 224)
     # Given as the folder itself, as the one above it, and two above.
     for place in (tmp_path, tmp_path / "imagenet", tmp_path / "imagenet" / "val"):
         assert imagenet_resnet50.validation_folder(place) == tmp_path / "imagenet" / "val"
@@ -95,7 +95,7 @@ def test_all_of_the_sample_but_what_is_tested_is_divided_anew_for_each_seed(tmp_
     for seed in (0, 0, 1):
         parts = experiment.splits(sources, seed)[:3]
         assert [len(part) for part in parts] == [6, 6, 8]
-        shades.append([part.images[:, 2].float().mean((1, 2)).round().int().tolist() for part in parts])
+        shades.append([part.inputs[:, 2].float().mean((1, 2)).round().int().tolist() for part in parts])
         assert len({shade for part in shades[-1] for shade in part}) == 20, "no image is in two parts"
     assert shades[0] == shades[1] != shades[2]
     assert shades[0][2] == shades[2][2]
@@ -112,6 +112,15 @@ def test_the_posterior_of_the_sample_is_that_of_the_chosen_candidate(tmp_path):
     assert not torch.equal(
         found["fc.weight"].var, experiment.posterior(model, experiment.recipe, sources, 1)["fc.weight"].var
     )
+
+
+def test_smoothing_keeps_sums_of_rows_and_columns():
+    before = torch.rand(3, 2, 2, 2)
+    after = smoothed(before)
+    torch.testing.assert_close(after.flatten(1).sum(1), before.flatten(1).sum(1))
+    torch.testing.assert_close(after.flatten(1).sum(0), before.flatten(1).sum(0))
+    assert torch.linalg.matrix_rank(after.flatten(1)) == 1
+    assert torch.equal(smoothed(before[0, 0, 0]), before[0, 0, 0])
 
 
 @pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")
@@ -137,8 +146,7 @@ def test_sentences_are_held_out_and_tested_and_phrases_trained_on(tmp_path):
     experiment, sources = synthetic_rows.sst2(tmp_path)
     train, held_out, test, names, *_ = experiment.splits(sources, 0)
     assert (len(train), len(held_out), len(test)) == (24, 6, 3)
-    assert isinstance(test, Columns)
-    assert test.columns["input_ids"].shape == (3, 64)
+    assert test.inputs["input_ids"].shape == (3, 64)
     assert test.labels.tolist() == [1, 0, 1]
     assert names == ("negative", "positive")
     file = tmp_path / "sst2" / "test.tsv"
@@ -152,13 +160,13 @@ def test_two_encoders_run_as_one(tmp_path):
     experiment, sources = synthetic_rows.sst2(tmp_path)
     models = [experiment.model(experiment.recipe, sources, seed) for seed in (0, 1)]
     tokens = experiment.splits(sources, 0).train.read(slice(6))
-    inputs = each_of(masked(tokens), lambda x: x.unflatten(0, (2, 3)))
+    inputs = map_inputs(masked(tokens), lambda x: x.unflatten(0, (2, 3)))
     stack = SideBySide(models, "cpu")
     rows = torch.stack([stack.row(model) for model in models]).requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):  # as in training
         together = stack(rows, inputs)
     for index, model in enumerate(models):
-        alone = model(**each_of(tokens, lambda x, i=index: x[3 * i : 3 * i + 3])).logits
+        alone = model(**map_inputs(tokens, lambda x, i=index: x[3 * i : 3 * i + 3])).logits
         torch.testing.assert_close(together[index], alone, rtol=1e-5, atol=1e-6)
     together.sum().backward()
     assert (rows.grad.norm(dim=1) > 0).all()

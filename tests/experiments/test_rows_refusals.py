@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.data.places import VARIABLE
-from experiments.experiment import NOWHERE, Sources
-from experiments.faults import DataError, ExperimentError
+from experiments.data.text_files import VARIABLE
+from experiments.exceptions import DataError, ExperimentError
+from experiments.experiment import NO_SOURCES, Sources
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
 from tests.experiments import hf_folders, synthetic_rows
@@ -27,7 +27,7 @@ def failure(experiment, sources, seed=0, kind=DataError):
 
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_no_weights(name):
-    message = failure(ROWS[name], NOWHERE, kind=ExperimentError)
+    message = failure(ROWS[name], NO_SOURCES, kind=ExperimentError)
     assert f"{name} starts from trained weights and was given none: give " in message
     assert message.endswith("with --weights")
     absent = failure(ROWS[name], Sources(weights=Path("absent")), kind=ExperimentError)

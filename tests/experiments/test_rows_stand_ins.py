@@ -13,14 +13,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from experiments import pretraining
 from experiments.data import daquar as photos_of_rooms
 from experiments.data.daquar import daquar
+from experiments.data.examples import map_inputs
 from experiments.data.nlvr import COLOURS, ORDERS, nlvr, rearranged, recoloured, shape_tokens
-from experiments.faults import DataError, ExperimentError
-from experiments.models.features import image_tokens, kept_tokens
+from experiments.exceptions import DataError, ExperimentError
+from experiments.models.features import image_tokens, load_tokens
 from experiments.models.fusion import Multiway, SingleStream, fusion, masked
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS
 from experiments.rows.daquar_fusion import DAQUAR_MULTIWAY, DAQUAR_SINGLE_STREAM
-from experiments.side_by_side import SideBySide, each_of
+from experiments.side_by_side import SideBySide
 from tests.experiments import hf_folders, keras_files, synthetic_rows
 from tests.experiments.data import multimodal_files as files
 from varprop.evaluation.methods import listed
@@ -48,7 +49,7 @@ def few_images(monkeypatch):
 def run(folder, name, methods):
     experiment, sources = MADE[name](folder)
     experiment = replace(experiment, methods=tuple(listed(methods)))
-    quiet = {"progress": False, "say": lambda _: None}
+    quiet = {"progress": False, "log": lambda _: None}
     return Pipeline(experiment, (0,), folder / "results", sources=sources, **quiet)
 
 
@@ -143,7 +144,7 @@ def test_wrong_lines_of_daquar(tmp_path, line, message):
 
 def test_no_image_is_in_two_parts(tmp_path):
     experiment, sources = MADE["daquar-multiway"](tmp_path)
-    parts = [set(part.columns["image"].tolist()) for part in experiment.splits(sources, 0)[:3]]
+    parts = [set(part.inputs["image"].index.tolist()) for part in experiment.splits(sources, 0)[:3]]
     assert [len(part) for part in parts] == [5, 2, 3]
     assert len(set.union(*parts)) == 10
 
@@ -204,7 +205,7 @@ def edited(entries):
         (edited({"structured_rep": [[], []]}), "line 3 .* has boxes of 0, 0 shapes: there should be 3"),
         (edited({"structured_rep": [[files.shape("star")], [], []]}), "line 3 .* a shape of unknown kind"),
         (edited({"structured_rep": 3}), "line 3 .* is no statement of NLVR"),
-        (lambda f: (f / "dev.json.gz").write_bytes(b"no"), "dev.json.gz is not a whole gzip file"),
+        (lambda f: (f / "dev.json.gz").write_bytes(b"no"), "dev.json.gz is not a whole file"),
         (lambda f: (f / "dev.json.gz").write_bytes(gzip.compress(b"{")), "line 1 of .*dev.json.gz is not JSON"),
     ],
 )
@@ -246,9 +247,9 @@ def test_two_models_run_as_one(tmp_path):
     stack = SideBySide(models, "cpu")
     rows = torch.stack([stack.row(model) for model in models])
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # as in training
-        together = stack(rows, each_of(inputs, lambda x: x.unflatten(0, (2, 2))))
+        together = stack(rows, map_inputs(inputs, lambda x: x.unflatten(0, (2, 2))))
         for index, model in enumerate(models):
-            alone = model(**each_of(inputs, lambda x, i=index: x[2 * i : 2 * i + 2]))
+            alone = model(**map_inputs(inputs, lambda x, i=index: x[2 * i : 2 * i + 2]))
             torch.testing.assert_close(together[index], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -265,7 +266,7 @@ def test_image_tokens_are_principal_components(tmp_path):
 def test_wrong_files_of_image_tokens(tmp_path):
     (tmp_path / "tokens.npz").write_bytes(b"no")
     with pytest.raises(DataError, match="holds no image tokens: .* make it with python -m experiments features"):
-        kept_tokens(tmp_path / "tokens.npz", 3)
+        load_tokens(tmp_path / "tokens.npz", 3)
     np.savez(tmp_path / "tokens.npz", tokens=np.zeros((2, 3, 4), np.float16))
     with pytest.raises(DataError, match=r"holds \[2, 3, 4\] tokens for 3 images"):
-        kept_tokens(tmp_path / "tokens.npz", 3)
+        load_tokens(tmp_path / "tokens.npz", 3)

@@ -7,13 +7,13 @@ import pytest
 
 from experiments import search as module
 from experiments import training
-from experiments.experiment import NOWHERE, Splits
-from experiments.loading import PreparedBatches
+from experiments.data.examples import PreparedBatches
+from experiments.experiment import NO_SOURCES, Splits
 from experiments.pipeline import Pipeline
 from experiments.recipes import Schedule
-from experiments.rows.scratch import centred, vit
+from experiments.rows.starting_points import centred, vit
 from experiments.search import search
-from experiments.training import Lane, train
+from experiments.training import Run, train
 from tests.experiments.synthetic import RECIPE, experiment, splits
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate
@@ -43,25 +43,21 @@ def test_every_candidate_with_every_seed(tmp_path, chosen_from):
     assert found["recipes"]["flat, then down"]["schedule"]["plateau"] == 0.5
     assert len({trial.mean["nll"] for trial in trials}) == 4
 
-    lane = Lane(CANDIDATES["flat, then down"], 4, tmp_path / "alone.safetensors")
-    posterior = train([lane], lambda _: vit(RECIPE, NOWHERE, 4), splits().train, centred, "cpu", progress=False)[0]
+    run = Run(CANDIDATES["flat, then down"], 4, tmp_path / "alone.safetensors")
+    [posterior] = train(chosen_from, [run], splits().train, "cpu", progress=False)
     batches = PreparedBatches(splits().held_out, centred, 64, "cpu")
-    alone = evaluate(MonteCarlo(vit(RECIPE, NOWHERE, 4).eval(), posterior, 8, seed=4), batches, progress=False)
+    alone = evaluate(MonteCarlo(vit(RECIPE, NO_SOURCES, 4).eval(), posterior, 8, seed=4), batches, progress=False)
     assert trials[3].sampled["nll"] == pytest.approx(alone.metrics["nll"], rel=1e-3)
 
 
-def test_a_search_that_was_stopped_goes_on(tmp_path, chosen_from, monkeypatch):
+def test_what_was_trained_is_not_trained_again(tmp_path, chosen_from, monkeypatch):
+    """By a search that was stopped, or by a pipeline in the same folder."""
     first = search(chosen_from, [0], tmp_path, "cpu", progress=False)
-    monkeypatch.setattr(training._Run, "epoch", lambda self: pytest.fail("there was nothing to train"))
+    monkeypatch.setattr(training._Loop, "epoch", lambda self: pytest.fail("there was nothing to train"))
     assert search(chosen_from, [0], tmp_path, "cpu", progress=False) == first
-
-
-def test_what_a_search_has_trained_need_not_be_trained_again(tmp_path, chosen_from, monkeypatch):
-    search(chosen_from, [0], tmp_path, "cpu", progress=False)
-    monkeypatch.setattr(training._Run, "epoch", lambda self: pytest.fail("there was nothing to train"))
     for recipe in CANDIDATES.values():
         chosen = replace(chosen_from, recipe=recipe)
-        Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None).train([0])
+        Pipeline(chosen, [0], tmp_path, progress=False, log=lambda _: None).train([0])
 
 
 def test_a_candidate_that_learned_nothing_is_named(tmp_path, recwarn):

@@ -7,14 +7,24 @@ import pytest
 import torch
 
 from experiments.data import corruptions
-from experiments.data.images import Images
-from experiments.data.labelled import hold_out
+from experiments.data.examples import Examples, hold_out
+from experiments.exceptions import ExperimentError
 from experiments.experiment import Splits
-from experiments.faults import ExperimentError
 from experiments.pipeline import Pipeline
-from experiments.rows import ROWS, elsewhere
+from experiments.rows import ROWS
 from experiments.rows.small_images import GARMENTS_CNN
-from experiments.shift import SCORES, Shift, accepted, auroc, detection_table, risk_table
+from experiments.shift import (
+    FILE,
+    OUT_OF_DISTRIBUTION,
+    SCORES,
+    accepted,
+    auroc,
+    corruptions_of,
+    detection_table,
+    out_of_distribution,
+    risk_table,
+    shift_rows,
+)
 from tests.experiments.data import formats
 from varprop.evaluation.methods import listed
 
@@ -36,8 +46,8 @@ def test_the_threshold_accepts_95_percent_of_the_inside():
     assert accepted(torch.zeros(7), torch.zeros(3)) == 1.0
 
 
-def shifted(folder, changes):
-    images = Images(
+def shifted(folder):
+    images = Examples(
         torch.randint(0, 256, (60, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
         torch.arange(60) % 10,
     )
@@ -45,21 +55,22 @@ def shifted(folder, changes):
     recipe = replace(GARMENTS_CNN.recipe, epochs=1, batch=10)
     splits = Splits(train, held_out, images.take(slice(30)))
     experiment = replace(GARMENTS_CNN, splits=lambda *_: splits, recipe=recipe, methods=tuple(listed("mean,mc-2")))
-    pipeline = Pipeline(experiment, (0, 1), folder, progress=False, say=lambda _: None)
-    dark = Images(torch.zeros(15, 1, 28, 28, dtype=torch.uint8), torch.zeros(15, dtype=torch.long))
-    return Shift(pipeline, {"darkness": dark}, changes), images
+    pipeline = Pipeline(experiment, (0, 1), folder, progress=False, log=lambda _: None)
+    dark = Examples(torch.zeros(15, 1, 28, 28, dtype=torch.uint8), torch.zeros(15, dtype=torch.long))
+    changed = {"none 0": lambda: images, "noise 2": lambda: images.take(slice(9))}
+    return lambda: shift_rows(pipeline, {"darkness": dark}, changed)
 
 
 def test_rows_and_tables(tmp_path):
-    shift, images = shifted(tmp_path, {("none", 0): lambda: images, ("noise", 2): lambda: images.take(slice(9))})
-    rows = shift.run()
+    shift, file = shifted(tmp_path), tmp_path / FILE
+    rows = shift()
     assert len(rows) == 2 * 2 * 3
     first = next(row for row in rows if row["data"] == "darkness" and row["method"] == "mc-2")
     assert first["scores"].keys() == SCORES.keys()
     assert all(0 <= value <= 1 for each in first["scores"].values() for value in each.values())
-    before = shift.file.read_text()
-    assert shift.run() == rows
-    assert shift.file.read_text() == before, "nothing is done twice"
+    before = file.read_text()
+    assert shift() == rows
+    assert file.read_text() == before, "nothing is done twice"
     table = detection_table(rows, "garments-cnn", "darkness")
     assert [column.header for column in table.columns] == ["method", *SCORES]
     plain, sampled = table.columns[4].cells
@@ -71,12 +82,12 @@ def test_rows_and_tables(tmp_path):
 def test_every_row_with_other_data_is_there(tmp_path):
     formats.fashion(tmp_path / "fashion-mnist")
     formats.fashion(tmp_path / "mnist")
-    assert len(elsewhere.outside("garments-cnn-adamw", tmp_path)["MNIST"]) == 3
-    assert len(elsewhere.outside("digits-cnn", tmp_path)["Fashion-MNIST"]) == 3
-    assert elsewhere.outside("sst2-minilm", tmp_path) == {}
-    assert set(elsewhere._OUTSIDE) <= set(ROWS) | {row.removesuffix("-adamw") for row in ROWS}
-    assert set(elsewhere.changed(Images(torch.zeros(2), torch.zeros(2)), 0)) == {("none", 0)}
-    assert len(elsewhere.changed(Images(torch.zeros(2), torch.zeros(2)), 1)) == 1 + 15 * 5
+    assert len(out_of_distribution("garments-cnn-adamw", tmp_path)["MNIST"]) == 3
+    assert len(out_of_distribution("digits-cnn", tmp_path)["Fashion-MNIST"]) == 3
+    assert out_of_distribution("sst2-minilm", tmp_path) == {}
+    assert set(OUT_OF_DISTRIBUTION) <= set(ROWS) | {row.removesuffix("-adamw") for row in ROWS}
+    assert set(corruptions_of(Examples(torch.zeros(2), torch.zeros(2)), 0)) == {"none 0"}
+    assert len(corruptions_of(Examples(torch.zeros(2), torch.zeros(2)), 1)) == 1 + 15 * 5
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
@@ -84,7 +95,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "imagecorruptions", None)
     corruptions._library.cache_clear()
     with pytest.raises(ExperimentError, match="pip install imagecorruptions scikit-image opencv"):
-        corruptions.corrupted(Images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1)), "fog", 1)
+        corruptions.corrupted(Examples(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1)), "fog", 1)
     assert "pkg_resources" not in set(sys.modules) - before  # what stands in for it is taken away again
 
 
@@ -93,12 +104,12 @@ def test_all_kinds_of_damage():
     pytest.importorskip("cv2")
     pytest.importorskip("skimage")
     corruptions._library.cache_clear()
-    images = Images(
+    images = Examples(
         torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
         torch.arange(2),
     )
     for kind in corruptions.KINDS:
         found, again, strong = (corruptions.corrupted(images, kind, strength) for strength in (1, 1, 5))
-        assert torch.equal(found.images, again.images)
-        assert found.images.shape == images.images.shape
-        assert not torch.equal(found.images, strong.images)
+        assert torch.equal(found.inputs, again.inputs)
+        assert found.inputs.shape == images.inputs.shape
+        assert not torch.equal(found.inputs, strong.inputs)

@@ -11,13 +11,13 @@ from torch import nn
 
 from experiments import training
 from experiments.augment import Augment
-from experiments.data.in_memory import Columns
-from experiments.experiment import NOWHERE
+from experiments.data.examples import Examples
+from experiments.experiment import NO_SOURCES
 from experiments.recipes import Recipe, Schedule
 from experiments.rows import ROWS
-from experiments.rows.scratch import centred, vit
-from experiments.training import Lane, train
-from tests.experiments.synthetic import ADAMW, RECIPE, splits
+from experiments.rows.starting_points import centred, vit
+from experiments.training import Run, train
+from tests.experiments.synthetic import ADAMW, RECIPE, experiment, splits
 from varprop.errors import InputError
 from varprop.posterior import Posterior
 
@@ -34,7 +34,7 @@ def epochs(monkeypatch):
     class Epochs(list):
         kill_in = None
 
-    run, original = Epochs(), training._Run.epoch
+    run, original = Epochs(), training._Loop.epoch
 
     def epoch(self):
         number = self.done
@@ -44,7 +44,7 @@ def epochs(monkeypatch):
             raise KeyboardInterrupt  # the weights have moved, the checkpoint is not written yet
         return losses
 
-    monkeypatch.setattr(training._Run, "epoch", epoch)
+    monkeypatch.setattr(training._Loop, "epoch", epoch)
     monkeypatch.setattr(training, "SAVE_EVERY", -1.0)
     return run
 
@@ -52,7 +52,7 @@ def epochs(monkeypatch):
 @pytest.fixture
 def steps(monkeypatch):
     """The draws and the rates of every step."""
-    seen, original = [], training._Run._step
+    seen, original = [], training._Loop._step
 
     def step(self, number, draws):
         kept = dict(draws)
@@ -60,17 +60,16 @@ def steps(monkeypatch):
         seen.append((number, kept, [group["lr"] for group in self.optimizer.param_groups]))
         return loss
 
-    monkeypatch.setattr(training._Run, "_step", step)
+    monkeypatch.setattr(training._Loop, "_step", step)
     return seen
 
 
-def start(lane):
-    return vit(lane.recipe, NOWHERE, lane.seed)
-
-
 def run(folder, *seeds, recipe=RECIPE):
-    lanes = [Lane(recipe, seed, folder / f"{seed}.safetensors") for seed in seeds or (0,)]
-    return train(lanes, start, DATA, centred, "cpu", progress=False)
+    return trained([Run(recipe, seed, folder / f"{seed}.safetensors") for seed in seeds or (0,)])
+
+
+def trained(runs):
+    return train(experiment(), runs, DATA, "cpu", progress=False)
 
 
 def same(a, b):
@@ -103,7 +102,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path, epochs, seeds, recip
 
 def test_finished_training_is_read_back(tmp_path, epochs):
     whole = run(tmp_path)
-    assert Lane(RECIPE, 0, tmp_path / "0.safetensors").finished
+    assert Run(RECIPE, 0, tmp_path / "0.safetensors").finished
     epochs.clear()
     same(whole, run(tmp_path))
     assert epochs == []
@@ -120,7 +119,7 @@ def test_checkpoints_are_written_now_and_then_and_at_the_end(tmp_path, epochs, m
     assert [path.name for path in tmp_path.iterdir()] == ["0.safetensors"]  # nothing half-written beside it
 
 
-def test_lanes_that_are_not_equally_far_begin_again_together(tmp_path, epochs):
+def test_networks_that_are_not_equally_far_begin_again_together(tmp_path, epochs):
     whole = run(tmp_path, 0, 1)
     (tmp_path / "1.safetensors").unlink()
     epochs.clear()
@@ -133,7 +132,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(tmp_path, epochs):
 
     def once(recipe, seed):
         epochs.clear()
-        train([Lane(recipe, seed, path)], start, DATA, centred, "cpu", progress=False)
+        trained([Run(recipe, seed, path)])
         return len(epochs)
 
     assert once(RECIPE, 0) == 3
@@ -145,7 +144,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(tmp_path, epochs):
         (CHANGED, 0),
         (RECIPE, 1),
     ):
-        assert not Lane(changed, seed, path).finished
+        assert not Run(changed, seed, path).finished
         assert once(changed, seed) == changed.epochs
         assert once(changed, seed) == 0
 
@@ -171,8 +170,7 @@ def test_neighbours_change_nothing_but_the_rounding(tmp_path):
     """Also neighbours of another rate, and with other changes of their images."""
     other = replace(CHANGED, ivon={**CHANGED.ivon, "lr": 0.2}, augment=Augment(pad=1), gradient_clip=0.1)
     recipes = {0: CHANGED, 1: other, 5: RECIPE}
-    lanes = [Lane(recipe, seed, tmp_path / f"{seed}.safetensors") for seed, recipe in recipes.items()]
-    together = train(lanes, start, DATA, centred, "cpu", progress=False)
+    together = trained([Run(recipe, seed, tmp_path / f"{seed}.safetensors") for seed, recipe in recipes.items()])
     (tmp_path / "alone").mkdir()
     for (seed, recipe), found in zip(recipes.items(), together, strict=True):
         alone = run(tmp_path / "alone", seed, recipe=recipe)[0]
@@ -188,7 +186,7 @@ def test_adamw_is_that_of_torch(tmp_path):
     recipe = replace(ADAMW, adamw={**ADAMW.adamw, "eps": 1e-3})
     found = run(tmp_path, 0, 3, recipe=recipe)
     for seed, posterior in zip((0, 3), found, strict=True):
-        model = vit(recipe, NOWHERE, seed).eval()
+        model = vit(recipe, NO_SOURCES, seed).eval()
         optimizer = torch.optim.AdamW(model.parameters(), **recipe.adamw)
         for epoch in range(3):
             order = torch.randperm(70, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
@@ -196,7 +194,7 @@ def test_adamw_is_that_of_torch(tmp_path):
                 optimizer.param_groups[0]["lr"] = 0.01 * recipe.schedule((4 * epoch + step + 1) / 12)
                 rows = order[16 * step : 16 * (step + 1)]
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(centred(DATA.images[rows])), DATA.labels[rows]).backward()
+                nn.functional.cross_entropy(model(centred(DATA.inputs[rows])), DATA.labels[rows]).backward()
                 optimizer.step()
         plain = Posterior.from_adam(model, optimizer, batch_size=16)
         assert set(plain) == set(posterior)
@@ -208,12 +206,11 @@ def test_adamw_is_that_of_torch(tmp_path):
 
 
 def test_networks_side_by_side_agree_in_what_they_must(tmp_path):
-    lanes = [Lane(RECIPE, 0, tmp_path / "0"), Lane(replace(RECIPE, batch=8), 1, tmp_path / "1")]
+    first = Run(RECIPE, 0, tmp_path / "0")
     with pytest.raises(InputError, match=r"the same epochs and batch, not \[\(3, 8\), \(3, 16\)\]"):
-        train(lanes, start, DATA, centred, "cpu", progress=False)
-    lanes = [Lane(RECIPE, 0, tmp_path / "0"), Lane(ADAMW, 1, tmp_path / "1")]
+        trained([first, Run(replace(RECIPE, batch=8), 1, tmp_path / "1")])
     with pytest.raises(InputError, match="the same optimizer"):
-        train(lanes, start, DATA, centred, "cpu", progress=False)
+        trained([first, Run(ADAMW, 1, tmp_path / "1")])
 
 
 def test_every_epoch_is_an_order_of_its_own(tmp_path, steps):
@@ -263,15 +260,13 @@ def test_a_large_batch_is_all_there_is(tmp_path, steps):
 
 def test_gradients_are_clipped_by_each_networks_own_norm(tmp_path):
     clips = (1.0, 1.0, 9.0)
-    lanes = [Lane(replace(RECIPE, gradient_clip=c), seed, tmp_path / str(seed)) for seed, c in enumerate(clips)]
-    trained = training._Run(
-        lanes, [start(lane) for lane in lanes], DATA, centred, training.categorical_cross_entropy, "cpu"
-    )
+    runs = [Run(replace(RECIPE, gradient_clip=c), seed, tmp_path / str(seed)) for seed, c in enumerate(clips)]
+    loop = training._Loop(experiment(), runs, DATA, "cpu")
     sizes = iter((50.0, 0.5, 10.0))
-    for rows in trained.rows:
+    for rows in loop.rows:
         rows.grad = torch.stack([torch.full_like(row, next(sizes) / len(row) ** 0.5) for row in rows.detach()])
-    trained._clip()
-    norms = [float(gradient.norm()) for rows in trained.rows for gradient in rows.grad]
+    loop._clip()
+    norms = [float(gradient.norm()) for rows in loop.rows for gradient in rows.grad]
     assert norms == pytest.approx([1.0, 0.5, 9.0], rel=1e-4)
 
 
@@ -287,18 +282,19 @@ def test_inputs_by_name(tmp_path):
             weight = attention_mask[..., None].float()
             return self.head((self.words(input_ids) * weight).sum(1) / weight.sum(1))
 
-    def bag(lane):
+    def bag(recipe, sources, seed):
         torch.manual_seed(0)
         return Bag()
 
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 9, (40, 5), generator=rng)
-    data = Columns({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, (ids < 4).sum(1).gt(2).long())
+    data = Examples({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, (ids < 4).sum(1).gt(2).long())
     recipe = Recipe(epochs=2, batch=8, ivon={"lr": 0.5, "ess": 100.0, "hess_init": 0.1})
-    lanes = [Lane(recipe, seed, tmp_path / f"{seed}.safetensors") for seed in (0, 1)]
-    found = train(lanes, bag, data, dict, "cpu", progress=False)
-    apart = replace(lanes[1], checkpoint=tmp_path / "alone.safetensors")
-    alone = train([apart], bag, data, dict, "cpu", progress=False)
+    bags = experiment(recipe, model=bag, prepare=dict)
+    runs = [Run(recipe, seed, tmp_path / f"{seed}.safetensors") for seed in (0, 1)]
+    found = train(bags, runs, data, "cpu", progress=False)
+    apart = replace(runs[1], checkpoint=tmp_path / "alone.safetensors")
+    alone = train(bags, [apart], data, "cpu", progress=False)
     assert set(found[0]) == {"head.weight", "head.bias"}
     torch.testing.assert_close(found[1]["head.weight"].mean, alone[0]["head.weight"].mean)
     assert not torch.equal(found[0]["head.weight"].mean, found[1]["head.weight"].mean)
@@ -308,13 +304,12 @@ def test_a_second_training_in_a_process_is_compiled_too():
     """Of another batch and number of networks, after which the compiler would take sizes as symbols."""
     torch.compiler.reset()
     for count, batch in ((1, 6), (3, 4)):
-        lanes = [Lane(replace(RECIPE, batch=batch), seed, Path("nowhere")) for seed in range(count)]
-        models = [vit(RECIPE, NOWHERE, lane.seed) for lane in lanes]
-        run = training._Run(lanes, models, DATA, centred, training.loss_of(training.SOFTMAX), "cpu")
+        runs = [Run(replace(RECIPE, batch=batch), seed, Path("nowhere")) for seed in range(count)]
+        loop = training._Loop(experiment(), runs, DATA, "cpu")
         rows = torch.arange(count * batch)
         inputs = DATA.read(rows), {}, DATA.labels[rows]
-        found = training.compiled(run._losses, backend="eager")(*inputs)
-        torch.testing.assert_close(found, run._losses(*inputs))
+        found = training.compiled(loop._losses, backend="eager")(*inputs)
+        torch.testing.assert_close(found, loop._losses(*inputs))
 
 
 @pytest.mark.parametrize(
@@ -332,14 +327,14 @@ def test_recipes_fit_their_data(name, channels, side, classes):
     """One batch through the model that the recipe makes, and that each candidate makes."""
     row = ROWS[name]
     for recipe in (row.recipe, *row.candidates.values()):
-        model = row.model(recipe, NOWHERE, 0)
+        model = row.model(recipe, NO_SOURCES, 0)
         assert model(row.prepare(torch.zeros(2, channels, side, side, dtype=torch.uint8))).shape == (2, classes)
         assert (recipe.epochs, recipe.batch) == (row.recipe.epochs, row.recipe.batch)
 
 
 def test_a_model_comes_from_its_seed_alone():
     before = torch.random.get_rng_state()
-    first, again, other = (vit(RECIPE, NOWHERE, seed).head.weight for seed in (0, 0, 1))
+    first, again, other = (vit(RECIPE, NO_SOURCES, seed).head.weight for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -347,9 +342,7 @@ def test_a_model_comes_from_its_seed_alone():
 
 def test_how_it_is_calibrated_is_not_how_it_was_trained(tmp_path):
     """Other calibration finds the same checkpoint; another rate does not."""
-    ours = training.lane("squares", RECIPE, 0, tmp_path)
-    assert (
-        training.lane("squares", replace(RECIPE, calibration={"epochs": 50}), 0, tmp_path).checkpoint == ours.checkpoint
-    )
-    faster = replace(RECIPE, ivon={**RECIPE.ivon, "lr": 3.0})
-    assert training.lane("squares", faster, 0, tmp_path).checkpoint != ours.checkpoint
+    ours = training.run_in(tmp_path, "squares", RECIPE, 0)
+    recalibrated, faster = replace(RECIPE, calibration={"epochs": 50}), replace(RECIPE, ivon={**RECIPE.ivon, "lr": 3.0})
+    assert training.run_in(tmp_path, "squares", recalibrated, 0).checkpoint == ours.checkpoint
+    assert training.run_in(tmp_path, "squares", faster, 0).checkpoint != ours.checkpoint

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from experiments import uci
+from experiments.row_files import read_rows
 from varprop import links
 from varprop.moments import Moments
 
@@ -34,5 +35,5 @@ def test_gains_are_paired_by_split():
 
 
 def test_the_page_shows_the_stored_rows():
-    table = uci.summary(uci.read(DOCS / "results" / "ordinary" / "uci.jsonl"))
+    table = uci.summary(read_rows(DOCS / "results" / "ordinary" / "uci.jsonl"))
     assert table.to_markdown(index=False, floatfmt=".3f") in (DOCS / "ordinary.md").read_text()

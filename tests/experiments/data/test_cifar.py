@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from experiments.data.cifar import NAMES_100, PACKS, PARTS, cifar10, cifar100
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from tests.experiments.data import formats
 from tests.experiments.data.formats import COLOUR, FINE, sheet
 
@@ -31,8 +31,8 @@ def test_values_and_order(tmp_path, read, write):
     (images, labels), first = READERS[read]
     assert found.classes[0] == first
     for part, pixels, classes in zip(found[:2], images, labels, strict=True):
-        assert (part.images.dtype, part.labels.dtype) == (torch.uint8, torch.int64)
-        assert np.array_equal(part.images.numpy(), pixels)
+        assert (part.inputs.dtype, part.labels.dtype) == (torch.uint8, torch.int64)
+        assert np.array_equal(part.inputs.numpy(), pixels)
         assert part.labels.tolist() == classes.tolist()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.data.idx import FILES, fashion_mnist
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from tests.experiments.data.formats import GREY, GREY_LABELS, fashion, idx
 
 pytestmark = pytest.mark.second
@@ -17,9 +17,9 @@ def test_values_and_order(tmp_path):
     found = fashion_mnist(fashion(tmp_path))
     assert len(found.classes) == 10
     for part, split in (("train", found.train), ("t10k", found.test)):
-        assert split.images.dtype == torch.uint8
-        assert split.images.shape[1:] == (1, 28, 28)
-        assert np.array_equal(split.images[:, 0].numpy(), GREY[part])
+        assert split.inputs.dtype == torch.uint8
+        assert split.inputs.shape[1:] == (1, 28, 28)
+        assert np.array_equal(split.inputs[:, 0].numpy(), GREY[part])
         assert split.labels.dtype == torch.int64
         assert split.labels.tolist() == GREY_LABELS[part].tolist()
 
@@ -27,9 +27,9 @@ def test_values_and_order(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (TRAIN_IMAGES, b"", "is not a whole gzip file|is not an IDX file"),
-        (TRAIN_IMAGES, b"not gzip", "is not a whole gzip file"),
-        (TRAIN_IMAGES, idx(GREY["train"])[:-300], "is not a whole gzip file"),
+        (TRAIN_IMAGES, b"", "is not a whole file|is not an IDX file"),
+        (TRAIN_IMAGES, b"not gzip", "is not a whole file"),
+        (TRAIN_IMAGES, idx(GREY["train"])[:-300], "is not a whole file"),
         (TRAIN_IMAGES, gzip.compress(b"\x00\x00\x0d\x01\x00\x00\x00\x01aaaa"), "is not an IDX file of bytes"),
         (TRAIN_IMAGES, gzip.compress(b"\x00\x00\x08\x03\x00\x00"), "ends where its values should begin"),
         (TRAIN_IMAGES, gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 0, 28, 28)), "ends where its values"),
@@ -57,7 +57,7 @@ def test_damage_inside_the_compressed_part(tmp_path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(DataError, match="is not a whole gzip file"):
+    with pytest.raises(DataError, match="is not a whole file"):
         fashion_mnist(tmp_path)
 
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from experiments.data.imagenet import imagenet_sample, tiny_imagenet
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from tests.experiments.data.formats import SHADE_LABELS, SHADES, encoded, image_pack, picture, tiny_official, tiny_pack
 
 pytestmark = pytest.mark.second
@@ -22,17 +22,17 @@ def shades(images):
 def test_tiny_imagenet_pack(tmp_path):
     found = tiny_imagenet(tiny_pack(tmp_path))
     assert found.classes == CLASSES
-    assert found.train.images.shape == (5, 3, 64, 64)
-    assert found.train.images.dtype == torch.uint8
+    assert found.train.inputs.shape == (5, 3, 64, 64)
+    assert found.train.inputs.dtype == torch.uint8
     assert found.train.labels.tolist() == SHADE_LABELS["train_1.npz"] + SHADE_LABELS["train_2.npz"]
     assert found.test.labels.tolist() == SHADE_LABELS["val.npz"]
-    assert shades(found.test.images) == pytest.approx(SHADES["val.npz"], abs=3)
+    assert shades(found.test.inputs) == pytest.approx(SHADES["val.npz"], abs=3)
     colour = [0, 1, 3, 4]
-    assert [shades(found.train.images)[row] for row in colour] == pytest.approx([0, 20, 60, 80], abs=3)
-    grey = found.train.images[2]
+    assert [shades(found.train.inputs)[row] for row in colour] == pytest.approx([0, 20, 60, 80], abs=3)
+    grey = found.train.inputs[2]
     assert torch.equal(grey[0], grey[2])
     # Rows go down and columns to the right: green grows with rows, red with columns.
-    first = found.train.images[0].float()
+    first = found.train.inputs[0].float()
     assert first[1, -8:].mean() > first[1, :8].mean() + 150
     assert first[0, :, -8:].mean() > first[0, :, :8].mean() + 150
 
@@ -41,7 +41,7 @@ def test_decoding_is_that_of_pillow_in_the_order_of_the_pack(tmp_path):
     images = [encoded(picture(64, 64, shade=number)) for number in range(200)]  # several chunks for the threads
     tiny_pack(tmp_path)
     image_pack(tmp_path / "val.npz", images, [1] * 200)
-    found = tiny_imagenet(tmp_path).test.images
+    found = tiny_imagenet(tmp_path).test.inputs
     wanted = np.stack([np.asarray(Image.open(io.BytesIO(image))) for image in images])
     assert np.array_equal(found.permute(0, 2, 3, 1).numpy(), wanted)
 
@@ -50,9 +50,9 @@ def test_tiny_imagenet_as_published(tmp_path):
     found = tiny_imagenet(tiny_official(tmp_path / "tiny-imagenet-200"))
     assert found.classes == CLASSES
     assert found.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert shades(found.train.images) == pytest.approx([0, 30, 60, 90, 120, 150], abs=3)
+    assert shades(found.train.inputs) == pytest.approx([0, 30, 60, 90, 120, 150], abs=3)
     assert found.test.labels.tolist() == [2, 0]
-    assert shades(found.test.images) == pytest.approx([200, 250], abs=3)
+    assert shades(found.test.inputs) == pytest.approx([200, 250], abs=3)
     (tmp_path / "tiny-imagenet-200" / "words.txt").unlink()
     assert tiny_imagenet(tmp_path).classes[0] == "n01443537"
 
@@ -108,7 +108,7 @@ def test_packs_that_contradict_themselves(tmp_path, images, labels, message):
 @pytest.mark.parametrize("text", ["nonsense", "3", '["goldfish"]', '[{"wnid": "n1"}]', '[{"name": 3}]'])
 def test_damaged_list_of_classes(tmp_path, text):
     (tiny_pack(tmp_path) / "classes.json").write_text(text)
-    with pytest.raises(DataError, match=r"classes\.json is not a JSON list"):
+    with pytest.raises(DataError, match=r"classes\.json is not (JSON|a JSON list)"):
         tiny_imagenet(tmp_path)
 
 
@@ -121,20 +121,20 @@ def test_imagenet_sample_is_cropped_in_the_middle(tmp_path):
     sample(tmp_path)
     found = imagenet_sample(tmp_path)
     assert found.labels.tolist() == [879, 0]
-    assert found.images.dtype == torch.uint8
+    assert found.inputs.dtype == torch.uint8
     wanted = [picture(400, 256).crop((88, 16, 312, 240)), picture(256, 300, shade=90).crop((16, 38, 240, 262))]
-    assert np.array_equal(found.images.permute(0, 2, 3, 1).numpy(), np.stack([np.asarray(each) for each in wanted]))
+    assert np.array_equal(found.inputs.permute(0, 2, 3, 1).numpy(), np.stack([np.asarray(each) for each in wanted]))
 
 
 def test_every_changed_byte_of_a_pack_is_noticed_or_harmless(tmp_path):
     """Zip keeps a checksum of every array; what is not under it is the frame of the archive."""
     path = sample(tmp_path, [encoded(Image.new("RGB", (256, 256), color)) for color in ("red", "blue")])
-    whole, wanted = path.read_bytes(), imagenet_sample(tmp_path).images
+    whole, wanted = path.read_bytes(), imagenet_sample(tmp_path).inputs
     noticed = 0
     for place in range(0, len(whole), 13):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         try:
-            assert torch.equal(imagenet_sample(tmp_path).images, wanted)
+            assert torch.equal(imagenet_sample(tmp_path).inputs, wanted)
         except DataError as error:
             assert str(path) in str(error)
             noticed += 1

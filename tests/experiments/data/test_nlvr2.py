@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.data.nlvr2 import nlvr2
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from tests.experiments.data import multimodal_files as files
 
 

@@ -3,10 +3,9 @@ import gzip
 import pytest
 import torch
 
-from experiments.data.in_memory import Columns
-from experiments.data.labelled import hold_out
+from experiments.data.examples import Examples, hold_out
 from experiments.data.sentences import sst2
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from tests.experiments.data.formats import GLUE, OTHER_GLUE, glue
 
 pytestmark = pytest.mark.second
@@ -52,7 +51,7 @@ def test_damage_is_named_with_its_file(tmp_path, name, text, message):
 
 def test_other_encodings(tmp_path):
     (glue(tmp_path) / "dev.tsv").write_bytes("sentence\tlabel\ncrème\t1\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"dev\.tsv is not a whole table in UTF-8: .*invalid continuation byte"):
+    with pytest.raises(DataError, match=r"dev\.tsv is not a text in UTF-8: .*invalid continuation byte"):
         sst2(tmp_path)
 
 
@@ -61,7 +60,7 @@ def test_damaged_gzip(tmp_path):
     whole = path.read_bytes()
     for content in (whole[:-3], whole[:-8] + b"abcd" + whole[-4:], b"nonsense"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"train\.tsv\.gz is not a whole table in UTF-8"):
+        with pytest.raises(DataError, match=r"train\.tsv\.gz is not a whole file"):
             sst2(tmp_path)
     path.write_bytes(gzip.compress(GLUE["train.tsv"].encode()))
     assert len(sst2(tmp_path).train.labels) == 2
@@ -71,7 +70,7 @@ IDS = torch.arange(12).view(4, 3)
 
 
 def test_tokens_are_read_by_rows():
-    tokens = Columns({"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}, torch.tensor([0, 1, 1, 0]))
+    tokens = Examples({"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}, torch.tensor([0, 1, 1, 0]))
     rows = torch.tensor([2, 0])
     assert {name: value.tolist() for name, value in tokens.read(rows).items()} == {
         "input_ids": IDS[rows].tolist(),

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-from experiments.data.illustrated import Illustrated, Padded, Squares
-from experiments.data.labelled import Scores, hold_out
+from experiments.data.examples import Examples, Scores, hold_out
+from experiments.data.image_files import Padded, square_files
 from experiments.data.vqav2 import ANNOTATIONS, QUESTIONS, VOCABULARY, normalized, vqav2
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from tests.experiments.data import multimodal_files as files
 
 TRAIN_Q, TRAIN_A = QUESTIONS["train2014"], ANNOTATIONS["train2014"]
@@ -19,7 +19,7 @@ def test_questions_images_and_scores_belong_together(tmp_path):
     assert found.answers == ("no", "2") or found.answers == ("2", "no")
     two, no = found.answers.index("2"), found.answers.index("no")
     assert found.train.texts[0] == "How many cats are there?"
-    assert found.train.paths[3][0].endswith("train2014/COCO_train2014_000000000012.jpg")
+    assert found.train.paths[3].endswith("train2014/COCO_train2014_000000000012.jpg")
     scores = found.train.scores[:]
     assert scores.shape == (10, 2)
     assert scores[0, two] == 1, "seven said 2 and one two, which is the same"
@@ -86,7 +86,7 @@ BAD = {
     ),
     "label": (
         broken(VOCABULARY, '{"answer": "a", "label": 0}\n{"answer": "b"}\n'),
-        f"entry 2 .*{VOCABULARY} lacks 'label'",
+        f"line 2 of .*{VOCABULARY} lacks label",
     ),
     "twice": (broken(VOCABULARY, '{"answer": "a", "label": 0}\n' * 2), f"line 2 of .*{VOCABULARY} has the label 0"),
     "gap": (broken(VOCABULARY, '{"answer": "a", "label": 1}\n'), "are not 0 to 0"),
@@ -128,11 +128,11 @@ def test_scores_are_dense_when_they_are_read():
 def illustrated(folder, view):
     found = vqav2(files.vqav2(folder / "vqav2"), size=None).train
     tokens = {"input_ids": torch.arange(20).view(10, 2)}
-    return Illustrated(tokens, found.paths, view, found.scores)
+    return Examples(tokens | view(found.paths), found.scores)
 
 
 def test_images_become_squares(tmp_path):
-    examples = illustrated(tmp_path, Squares(("image",), 32))
+    examples = illustrated(tmp_path, lambda paths: {"image": square_files(paths, 32)})
     some = examples.take(torch.tensor([4, 0, 7]))
     found = some.read(slice(2))
     assert found["image"].shape == (2, 3, 32, 32)

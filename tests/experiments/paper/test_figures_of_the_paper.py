@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.paper.blocks import block_scales, geometric, per_block, places
-from experiments.paper.norms import Norms, keep_norms, kept_norms, scatter
+from experiments.paper.block_scales import block_scales, geometric, per_block, places
+from experiments.paper.norms import Norms, load_norms, save_norms, scatter
 from varprop.errors import ResultsError
 from varprop.evaluation.results import Results, Row
 from varprop.report.style import drawing_style
@@ -89,9 +89,9 @@ def synthetic_norms(title="Σ ~ U(0, 5)", size=20):
 
 def test_norms_come_back_as_they_were_and_are_drawn_with_their_errors(tmp_path):
     results, given = Results(tmp_path), [synthetic_norms(), synthetic_norms("Σ ~ U(0, 10)", 5)]
-    assert kept_norms(results, "synthetic") == ()
-    keep_norms(results, "synthetic", given)
-    found = kept_norms(results, "synthetic")
+    assert load_norms(results, "synthetic") == ()
+    save_norms(results, "synthetic", given)
+    found = load_norms(results, "synthetic")
     assert [(n.title, n.samples, n.activations, n.rmse) for n in found] == [
         (n.title, n.samples, n.activations, n.rmse) for n in given
     ]
@@ -106,4 +106,4 @@ def test_norms_come_back_as_they_were_and_are_drawn_with_their_errors(tmp_path):
     assert len(drawing.data) == 2 * 25
     results.keep("norms/d", {"facts": np.array("[{}]")})
     with pytest.raises(ResultsError, match="norms/d holds no comparison"):
-        kept_norms(results, "d")
+        load_norms(results, "d")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.paper import chapters
+from experiments.paper import paper_report
 from experiments.paper.published import benchmarks, compared, published
 from experiments.paper.verdicts import agreement, order, verdict
 from varprop.evaluation.methods import ABLATIONS
@@ -71,12 +71,12 @@ def test_the_papers_numbers_stand_below_ours(summary):
 
 
 def test_averages_beside_the_paper(summary):
-    assert chapters.scopes(summary)[-1] == tuple(CONFIG)
+    assert paper_report.scopes(summary)[-1] == tuple(CONFIG)
     for kind in ("main", "ablation"):  # an average with experiments that the paper lacks
         assert "paper" not in set(found(summary, tuple(CONFIG), kind).cells["Method"])
     theirs = [replace(row, config=row.config | {"stand_in": False}) for row in summary.rows]
     pair = found(Summary(theirs), ("cifar10-vit", "tiny"), "main")
-    assert chapters.scopes(Summary(theirs))[-1] == ("cifar10-vit", "tiny")
+    assert paper_report.scopes(Summary(theirs))[-1] == ("cifar10-vit", "tiny")
     assert pair.numbers.set_index("method").at["cvp", "accuracy_paper"] == pytest.approx((80.3 + 88.1) / 2)
     six = [
         replace(row, row=f"{row.row}-{benchmark}", config={"paper": benchmark})
@@ -123,7 +123,9 @@ def test_stored_tables_are_drawn_again_the_same(tmp_path):
     results = read_results(STORED)
     summary = Summary(results.rows)
     with drawing_style():
-        sections = [make(results, summary) for make in (chapters.outcomes, chapters.verdicts, chapters.inside)]
+        sections = [
+            make(results, summary) for make in (paper_report.outcomes, paper_report.verdicts, paper_report.inside)
+        ]
     tables.write([t for section in sections for group in section.parts for t in group.tables], tmp_path)
     stored = sorted((STORED / "tables").iterdir())
     assert len(stored) == 9
@@ -136,15 +138,15 @@ def test_stored_results_are_small():
 
 
 def test_the_papers_tables_take_the_place_of_the_plain_ones():
-    assert chapters.PAPER_SECTIONS[0] is certified
-    assert outcomes not in chapters.PAPER_SECTIONS
+    assert paper_report.PAPER_SECTIONS[0] is certified
+    assert outcomes not in paper_report.PAPER_SECTIONS
 
 
 @pytest.mark.slow
 def test_a_page_of_four_experiments_is_small(tmp_path):
-    page = chapters.write_paper_report(STORED, tmp_path)
+    page = paper_report.write_paper_report(STORED, tmp_path)
     assert page.stat().st_size < 2e6
-    assert page.read_text().count("<h2>") == len(chapters.PAPER_SECTIONS)
+    assert page.read_text().count("<h2>") == len(paper_report.PAPER_SECTIONS)
 
 
 def test_orders_are_compared_by_kendalls_tau(summary):

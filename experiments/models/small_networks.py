@@ -1,4 +1,4 @@
-"""A small vision transformer."""
+"""A small vision transformer and a small convolutional network."""
 
 from __future__ import annotations
 
@@ -55,3 +55,23 @@ class ViT(nn.Module):
         cut = padded.unfold(2, self.patch, self.stride).unfold(3, self.patch, self.stride)
         tokens = self.patches(cut.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)) + self.position
         return self.head(self.norm(self.blocks(tokens)).mean(1))
+
+
+class CNN(nn.Module):
+    """Two convolutions, each with a ReLU and a maximum over 2 × 2, and two linear layers."""
+
+    def __init__(self, *, channels: int, side: int, classes: int, width: int = 32, hidden: int = 128) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.hidden = nn.Linear(2 * width * (side // 4) ** 2, hidden)
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(hidden, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.hidden(self.features(images).flatten(1)))

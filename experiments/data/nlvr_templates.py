@@ -9,7 +9,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from experiments.data.clauses import (
+from experiments.data.nlvr import BOXES, COLOUR_WORDS, COLOURS, shape_tokens
+from experiments.data.nlvr_phrases import (
     NONE,
     NUMBERS,
     SOME,
@@ -31,8 +32,7 @@ from experiments.data.clauses import (
     plain_contents,
     pluralised,
 )
-from experiments.data.generated_scenes import TALLEST, Seen, draw_scene
-from experiments.data.nlvr import BOXES, COLOUR_WORDS, COLOURS, shape_tokens
+from experiments.data.nlvr_scenes import TALLEST, SceneFacts, draw_scene
 
 POOL, STATEMENTS = 1024, 512
 """Scenes that are drawn together, and statements about them: each is about some of them, each scene is in several."""
@@ -40,34 +40,34 @@ EACH = 8
 """Of the scenes in which a statement is true, and of those in which it is false."""
 
 
-def existing_shapes(rng: Random, seen: Seen) -> Clause:
+def existing_shapes(rng: Random, facts: SceneFacts) -> Clause:
     """The easiest: a network that has not learned these does not begin to learn the others."""
-    things, quantity = draw_things(rng, seen), rng.choice((SOME, NONE))
+    things, quantity = draw_things(rng, facts), rng.choice((SOME, NONE))
     return quantity.there(things.noun), quantity.holds(things.count)
 
 
-def counted_shapes(rng: Random, seen: Seen) -> Clause:
-    things, quantity = draw_placed(rng, seen), draw_quantity(rng, 6)
+def counted_shapes(rng: Random, facts: SceneFacts) -> Clause:
+    things, quantity = draw_placed(rng, facts), draw_quantity(rng, 6)
     return quantity.there(things.noun, things.tail), quantity.holds(things.count)
 
 
-def counted_boxes(rng: Random, seen: Seen) -> Clause:
-    quantity, (words, has) = draw_quantity(rng, BOXES), draw_clause(rng, seen)
+def counted_boxes(rng: Random, facts: SceneFacts) -> Clause:
+    quantity, (words, has) = draw_quantity(rng, BOXES), draw_clause(rng, facts)
     link = rng.choice(("with", "with", "with", "that has", "which has", "having", "that contains"))
-    return quantity.there(draw_box(rng, seen), f"{link} {words}"), quantity.holds(has.sum(-1))
+    return quantity.there(draw_box(rng, facts), f"{link} {words}"), quantity.holds(has.sum(-1))
 
 
-def box_with_something(rng: Random, seen: Seen) -> Clause:
+def box_with_something(rng: Random, facts: SceneFacts) -> Clause:
     """At least one, with a single property."""
-    of_towers = (block_at_a_level, block_at_a_level, block_on_another) if seen.towers else ()
-    words, has = rng.choice((plain_contents, number_of_items, colours_of_items, *of_towers))(rng, seen)
-    return f"There is a {draw_box(rng, seen)} with {words}", has.any(-1)
+    of_towers = (block_at_a_level, block_at_a_level, block_on_another) if facts.towers else ()
+    words, has = rng.choice((plain_contents, number_of_items, colours_of_items, *of_towers))(rng, facts)
+    return f"There is a {draw_box(rng, facts)} with {words}", has.any(-1)
 
 
-def some_of_the_boxes(rng: Random, seen: Seen) -> Clause:
+def some_of_the_boxes(rng: Random, facts: SceneFacts) -> Clause:
     """One, two or all of the three."""
-    (words, has), n = draw_clause(rng, seen), rng.choice((1, 1, 2, 3))
-    box = draw_box(rng, seen) if seen.towers else rng.choice(("box", "box", "grey box", "grey square"))
+    (words, has), n = draw_clause(rng, facts), rng.choice((1, 1, 2, 3))
+    box = draw_box(rng, facts) if facts.towers else rng.choice(("box", "box", "grey box", "grey square"))
     boxes = pluralised(box)
     starts = {
         1: (f"One of the {boxes} has", f"One of the {box} contains", f"One {box} has"),
@@ -77,8 +77,8 @@ def some_of_the_boxes(rng: Random, seen: Seen) -> Clause:
     return f"{rng.choice(starts[n])} {words}", has.sum(-1) == n
 
 
-def all_or_none_touching(rng: Random, seen: Seen) -> Clause:
-    things, (what, which) = draw_things(rng, seen), draw_touched(rng, seen)
+def all_or_none_touching(rng: Random, facts: SceneFacts) -> Clause:
+    things, (what, which) = draw_things(rng, facts), draw_touched(rng, facts)
     noun, touching = things.plural, (things.where & which).flatten(1).sum(-1)
     where, every = f"{draw_touching(rng)} {what}", (touching == things.count) & (touching > 0)
     kinds = [
@@ -91,10 +91,10 @@ def all_or_none_touching(rng: Random, seen: Seen) -> Clause:
     return rng.choice(kinds)
 
 
-def colours_touching(rng: Random, seen: Seen) -> Clause:
-    what, which = draw_touched(rng, seen)
-    count = torch.stack([(colour & which).flatten(1).any(-1) for colour in seen.colour], -1).sum(-1)
-    items, three = pluralised(draw_item(rng, seen)), draw_number(rng, 3)
+def colours_touching(rng: Random, facts: SceneFacts) -> Clause:
+    what, which = draw_touched(rng, facts)
+    count = torch.stack([(colour & which).flatten(1).any(-1) for colour in facts.colour], -1).sum(-1)
+    items, three = pluralised(draw_item(rng, facts)), draw_number(rng, 3)
     kinds = [
         (f"There is only one color touching {what}", count == 1),
         (f"Only two colors are touching {what}", count == 2),
@@ -104,8 +104,8 @@ def colours_touching(rng: Random, seen: Seen) -> Clause:
     return rng.choice(kinds)
 
 
-def compared_counts(rng: Random, seen: Seen) -> Clause:
-    one, other = draw_placed(rng, seen), draw_things(rng, seen)
+def compared_counts(rng: Random, facts: SceneFacts) -> Clause:
+    one, other = draw_placed(rng, facts), draw_things(rng, facts)
     kinds = [
         (f"There are more {one.plural} than {other.plural}", one.count > other.count),
         (f"There are less {one.plural} than {other.plural}", one.count < other.count),
@@ -114,9 +114,9 @@ def compared_counts(rng: Random, seen: Seen) -> Clause:
     return rng.choice(kinds)
 
 
-def boxes_with_things(rng: Random, seen: Seen) -> Clause:
+def boxes_with_things(rng: Random, facts: SceneFacts) -> Clause:
     """All in one box, or some in each."""
-    things, box = draw_things(rng, seen), draw_box(rng, seen)
+    things, box = draw_things(rng, facts), draw_box(rng, facts)
     boxes = things.where.any(-1).sum(-1)
     kinds = [
         (f"All {things.plural} are in the same {box}", boxes == 1),
@@ -127,29 +127,29 @@ def boxes_with_things(rng: Random, seen: Seen) -> Clause:
     return rng.choice(kinds)
 
 
-def one_end_of_towers(rng: Random, seen: Seen) -> Clause:
+def one_end_of_towers(rng: Random, facts: SceneFacts) -> Clause:
     """Blocks as the top or the base of a tower, perhaps of a given height."""
-    (name, colour), (size, fits) = draw_colour(rng, seen), number_of_items(rng, seen)
-    end, level = rng.choice((("top", seen.top), ("base", seen.base)))
+    (name, colour), (size, fits) = draw_colour(rng, facts), number_of_items(rng, facts)
+    end, level = rng.choice((("top", facts.top), ("base", facts.base)))
     has, draw = (colour & level).any(-1), rng.random()
     if draw < 0.2:
         n = rng.randint(1, TALLEST)
         text = f"The {end} of {rng.choice(('the', 'a'))} {_blocks(n)} tower is {name}"
-        return text, (has & (seen.height == n)).any(-1)
+        return text, (has & (facts.height == n)).any(-1)
     quantity = draw_quantity(rng, BOXES)
     text = quantity.there(f"{name} block", f"as the {end} of a tower")
     text, has = (f"{text} with {size}", has & fits) if draw < 0.6 else (text, has)
     return text, quantity.holds(has.sum(-1))
 
 
-def tower_of_a_height(rng: Random, seen: Seen) -> Clause:
-    n, (words, has) = rng.randint(1, TALLEST), rng.choice((block_at_a_level, block_on_another))(rng, seen)
+def tower_of_a_height(rng: Random, facts: SceneFacts) -> Clause:
+    n, (words, has) = rng.randint(1, TALLEST), rng.choice((block_at_a_level, block_on_another))(rng, facts)
     exactly = rng.choice(("", "exactly "))
-    return f"The tower with {exactly}{_blocks(n)} has {words}", (has & (seen.height == n)).any(-1)
+    return f"The tower with {exactly}{_blocks(n)} has {words}", (has & (facts.height == n)).any(-1)
 
 
-def stacked_blocks(rng: Random, seen: Seen) -> Clause:
-    words, has = block_on_another(rng, seen)
+def stacked_blocks(rng: Random, facts: SceneFacts) -> Clause:
+    words, has = block_on_another(rng, facts)
     some, bare = has.any(-1), words.removeprefix("a ")
     if bare == words:
         return f"There are {words}", some
@@ -157,19 +157,19 @@ def stacked_blocks(rng: Random, seen: Seen) -> Clause:
     return rng.choice(kinds)
 
 
-def tower_of_a_colour(rng: Random, seen: Seen) -> Clause:
+def tower_of_a_colour(rng: Random, facts: SceneFacts) -> Clause:
     colour, n, quantity = rng.randrange(len(COLOURS)), rng.randint(1, TALLEST), draw_quantity(rng, BOXES)
-    has, tail = seen.only([colour]), ""
+    has, tail = facts.only([colour]), ""
     if rng.random() < 0.5:
-        has, tail = has & (seen.height == n), f"with {rng.choice(('', 'only ', 'exactly '))}{_blocks(n)}"
+        has, tail = has & (facts.height == n), f"with {rng.choice(('', 'only ', 'exactly '))}{_blocks(n)}"
     return quantity.there(f"{COLOUR_WORDS[colour]} tower", tail), quantity.holds(has.sum(-1))
 
 
-def towers_alike(rng: Random, seen: Seen) -> Clause:
+def towers_alike(rng: Random, facts: SceneFacts) -> Clause:
     """How many share a height, or the colour of an end."""
-    end, level = rng.choice((("top", seen.top), ("base", seen.base)))
-    colours = torch.stack([(colour & level).any(-1).sum(-1) for colour in seen.colour], -1).amax(-1)
-    heights = torch.stack([(seen.height == n).sum(-1) for n in range(1, TALLEST + 1)], -1).amax(-1)
+    end, level = rng.choice((("top", facts.top), ("base", facts.base)))
+    colours = torch.stack([(colour & level).any(-1).sum(-1) for colour in facts.colour], -1).amax(-1)
+    heights = torch.stack([(facts.height == n).sum(-1) for n in range(1, TALLEST + 1)], -1).amax(-1)
     what, alike = rng.choice((("height", heights), (f"{end} color", colours)))
     kinds = [
         (f"There are at least two towers with the same {what}", alike >= 2),
@@ -187,7 +187,7 @@ def _blocks(n: int) -> str:
     return f"{NUMBERS[n]} block{'s' * (n > 1)}"
 
 
-Template = Callable[[Random, Seen], Clause]
+Template = Callable[[Random, SceneFacts], Clause]
 Templates = Mapping[Template, tuple[int, int]]
 """How often each is taken for towers, and for scattered shapes."""
 EASY: Templates = {existing_shapes: (1, 1)}
@@ -238,9 +238,9 @@ def generate(count: int, seed: int, templates: Templates = TEMPLATES) -> Generat
     while found < count:
         towers = len(pools) % 3 < 2
         pool = shape_tokens([draw_scene(rng, towers) for _ in range(POOL)])
-        seen, shares = Seen(*pool, towers), [share[not towers] for share in templates.values()]
+        facts, shares = SceneFacts(*pool, towers), [share[not towers] for share in templates.values()]
         for template in rng.choices(list(templates), shares, k=STATEMENTS):
-            words, truth = template(rng, seen)
+            words, truth = template(rng, facts)
             each = min(EACH, int(truth.sum()), int((~truth).sum()))
             if each:
                 scenes = torch.cat([_some(which, each, pick) for which in (truth, ~truth)])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from experiments.paper.published import Lookup, ablation, averaged, benchmarks, beside
 from experiments.paper.verdicts import agreement
 from varprop.evaluation.results import Results
 from varprop.report import tables
-from varprop.report.columns import NAMED
+from varprop.report.columns import NAMED, Column
 from varprop.report.figures import Drawing, against_time, draw_pareto
 from varprop.report.page import Group, Section
 from varprop.report.style import figure, styles
@@ -87,20 +89,30 @@ def listing(summary: Summary, rows: dict[str, str | None]) -> Table:
     return words("macro-rows", "average", "What is averaged", cells)
 
 
+def pareto_panels(
+    summary: Summary, panels: Sequence[tuple[str, Column, pd.DataFrame]], across: int, height: float
+) -> Figure:
+    """A metric against time in each panel, with a title if it has one, and one legend below all."""
+    lines = math.ceil(len(panels) / across)
+    fig = figure(3.3 * across, height * lines + 0.3)
+    grid, look = list(fig.subplots(lines, across, squeeze=False).flat), styles(summary.methods)
+    for axes, (title, column, points) in zip(grid, panels, strict=False):
+        draw_pareto(axes, points, column, look)
+        if title:
+            axes.set_title(title)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    fig.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
+
+
 def grid(summary: Summary, scope: Scope, name: str) -> Drawing | None:
     """Every metric of the paper's plots against time, a panel each."""
     columns = [NAMED[key] for key in GRID if NAMED[key] in summary.columns]
     found = {column: points for column in columns if len(points := against_time(summary, scope, column)) > 1}
     if not found:
         return None
-    lines = math.ceil(len(found) / ACROSS)
-    fig = figure(3.3 * ACROSS, 2.6 * lines + 0.3)
-    panels, look = list(fig.subplots(lines, ACROSS, squeeze=False).flat), styles(summary.methods)
-    for axes, (column, points) in zip(panels, found.items(), strict=False):
-        draw_pareto(axes, points, column, look)
-    for axes in panels[len(found) :]:
-        axes.set_visible(False)
-    fig.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    fig = pareto_panels(summary, [("", column, points) for column, points in found.items()], ACROSS, 2.6)
     alt = f"{', '.join(column.title for column in found)} against time, average of {len(scope)} benchmarks"
     data = pd.concat({column.key: points for column, points in found.items()}, names=["metric", "method"])
     return Drawing("all", name, "All metrics and time", alt, fig, data.reset_index())

@@ -3,7 +3,7 @@ import pytest
 from experiments.data.cifar import cifar100
 from experiments.data.imagenet import imagenet_sample, tiny_imagenet
 from experiments.data.sentences import sst2
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 from tests.experiments.data.formats import (
     encoded,
     glue,

@@ -47,7 +47,7 @@ def _shape(rng: Random, x: int, y: int, size: int, kind: str) -> dict[str, Any]:
     return {"x_loc": x, "y_loc": y, "size": size, "type": kind, "color": rng.choice(COLOURS)}
 
 
-class Seen:
+class SceneFacts:
     """What can be said of many scenes: of shapes [N, 3, 8], of boxes [N, 3]."""
 
     def __init__(self, tokens: Tensor, present: Tensor, towers: bool) -> None:

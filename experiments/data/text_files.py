@@ -1,12 +1,18 @@
-"""Where data sets are looked for."""
+"""Where the files of a data set are looked for; tables and JSON in them, or an error that names file and line."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import json
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.faults import DataError
+from experiments.exceptions import DataError
 
 VARIABLE = "VARPROP_DATA"
 """Environment variable: a folder that holds a folder for each data set."""
@@ -64,3 +70,51 @@ def _almost(candidates: Sequence[tuple[Path, Sequence[str]]]) -> str:
         if len(missing) < len(files):
             return f" ({place} lacks {_short(missing)})"
     return ""
+
+
+def read_bytes(path: Path) -> bytes:
+    """Unpacked, if the file is one of gzip."""
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole file: {error}; get it again") from None
+
+
+def read_text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text in UTF-8: {error}") from None
+
+
+def read_table(path: Path, **dialect: Any) -> list[dict[str, str]]:
+    """A dict for each line below the header."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline=""), **dialect))
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table: {error}") from None
+    for number, row in enumerate(rows, 2):  # the first line is the header
+        if None in row or None in row.values():
+            raise DataError(f"line {number} of {path} has not as many columns as its header")
+    return rows
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise DataError(f"line {error.lineno}, column {error.colno} of {path} is not JSON: {error.msg}") from None
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Objects, one in each line, and where each is, for errors."""
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        where = f"line {number} of {path}"
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where} is not JSON: {error.msg}") from None
+        if not isinstance(entry, dict):
+            raise DataError(f"{where} is not a JSON object")
+        yield where, entry

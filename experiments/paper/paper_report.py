@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.paper.blocks import block_scales
-from experiments.paper.macro import macro
-from experiments.paper.norms import SYNTHETIC, errors, kept_norms, scatter
+from experiments.paper.benchmark_average import macro, pareto_panels
+from experiments.paper.block_scales import block_scales
+from experiments.paper.norms import SYNTHETIC, errors, load_norms, scatter
 from experiments.paper.published import benchmark_of, compared
 from experiments.paper.verdicts import agreement, order, verdict
 from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Results
 from varprop.report import sections, shown_methods, tables, write_report
 from varprop.report.columns import NAMED
-from varprop.report.figures import Drawing, against_time, draw_pareto
+from varprop.report.figures import Drawing, against_time
 from varprop.report.page import Group, Section
 from varprop.report.sections import SECTIONS, Maker
-from varprop.report.style import figure, styles
 from varprop.report.summary import Scope, Summary
 
 AURC = NAMED["aurc"]
@@ -71,14 +69,14 @@ def inside(results: Results, summary: Summary) -> Section | None:
     parts = []
     for experiment in summary.experiments:
         methods = shown_methods.scaled(summary.methods_in((experiment,)))
-        norms = kept_norms(results, experiment)
+        norms = load_norms(results, experiment)
         drawn = [
             block_scales(experiment, summary.of(experiment), methods),
             scatter(experiment, norms, "LayerNorm of traced inputs"),
         ]
         parts += sections.figure_parts(summary, experiment, drawn)
         parts += [Group("LayerNorm of traced inputs", tables=[errors(experiment, norms)], folded=True)] if norms else []
-    synthetic = kept_norms(results, SYNTHETIC)
+    synthetic = load_norms(results, SYNTHETIC)
     if synthetic:
         drawn = [scatter(SYNTHETIC, synthetic, "LayerNorm of synthetic inputs")]
         title = "LayerNorm of synthetic inputs"
@@ -92,16 +90,8 @@ def teaser(summary: Summary) -> Drawing | None:
     found = {experiment: points for experiment, points in found.items() if len(points) > 1}
     if len(found) < 2:
         return None  # of one experiment it is the first of the plots against time
-    across = 2 if len(found) in (2, 4) else 3
-    fig = figure(3.3 * across, 3.0 * math.ceil(len(found) / across) + 0.3)
-    grid = list(fig.subplots(math.ceil(len(found) / across), across, squeeze=False).flat)
-    look = styles(summary.methods)
-    for axes, (experiment, points) in zip(grid, found.items(), strict=False):
-        draw_pareto(axes, points, AURC, look)
-        axes.set_title(summary.title(experiment))
-    for axes in grid[len(found) :]:
-        axes.set_visible(False)
-    fig.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    panels = [(summary.title(experiment), AURC, points) for experiment, points in found.items()]
+    fig = pareto_panels(summary, panels, 2 if len(found) in (2, 4) else 3, 3.0)
     alt = f"AURC against relative time: {', '.join(map(summary.title, found))}"
     data = pd.concat(found, names=["experiment", "method"]).reset_index()
     return Drawing("all", "teaser", "AURC and time", alt, fig, data)

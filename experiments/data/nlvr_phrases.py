@@ -12,8 +12,8 @@ from random import Random
 
 from torch import Tensor
 
-from experiments.data.generated_scenes import SCATTERED, TALLEST, Seen
 from experiments.data.nlvr import COLOUR_WORDS, COLOURS, SHAPES, SIZES
+from experiments.data.nlvr_scenes import SCATTERED, TALLEST, SceneFacts
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 SIZE_WORDS = ("small", "medium", "big")
@@ -104,58 +104,58 @@ def draw_quantity(rng: Random, most: int) -> Quantity:
 # --- shapes ------------------------------------------------------------------------------------------
 
 
-def draw_colour(rng: Random, seen: Seen) -> Clause:
+def draw_colour(rng: Random, facts: SceneFacts) -> Clause:
     colour = rng.randrange(len(COLOURS))
-    return COLOUR_WORDS[colour], seen.colour[colour]
+    return COLOUR_WORDS[colour], facts.colour[colour]
 
 
-def draw_box(rng: Random, seen: Seen) -> str:
-    return rng.choice(("tower", "tower", "tower", "tower", "box")) if seen.towers else "box"
+def draw_box(rng: Random, facts: SceneFacts) -> str:
+    return rng.choice(("tower", "tower", "tower", "tower", "box")) if facts.towers else "box"
 
 
-def draw_item(rng: Random, seen: Seen) -> str:
-    return rng.choice(("block", "block", "block", "item", "object") if seen.towers else ("item", "item", "object"))
+def draw_item(rng: Random, facts: SceneFacts) -> str:
+    return rng.choice(("block", "block", "block", "item", "object") if facts.towers else ("item", "item", "object"))
 
 
-def draw_things(rng: Random, seen: Seen) -> Things:
+def draw_things(rng: Random, facts: SceneFacts) -> Things:
     """Of a colour, a kind or both, sometimes of a size."""
-    words, where, noun = "", seen.there, draw_item(rng, seen)
+    words, where, noun = "", facts.there, draw_item(rng, facts)
     if rng.random() < 0.8:
-        words, where = draw_colour(rng, seen)
-    if not seen.towers and (not words or rng.random() < 0.6):
+        words, where = draw_colour(rng, facts)
+    if not facts.towers and (not words or rng.random() < 0.6):
         kind = rng.randrange(len(SHAPES))
-        noun, where = SHAPES[kind], where & seen.kind[kind]
-    if not seen.towers and rng.random() < 0.05:
+        noun, where = SHAPES[kind], where & facts.kind[kind]
+    if not facts.towers and rng.random() < 0.05:
         size = rng.randrange(len(SIZES))
-        words, where = f"{SIZE_WORDS[size]} {words}".strip(), where & seen.size[size]
+        words, where = f"{SIZE_WORDS[size]} {words}".strip(), where & facts.size[size]
     return Things(f"{words} {noun}".strip(), where)
 
 
-def draw_touched(rng: Random, seen: Seen) -> Clause:
+def draw_touched(rng: Random, facts: SceneFacts) -> Clause:
     """What shapes may touch, and which do: of a tower only the base touches a wall, that at the bottom."""
     draw = rng.random()
-    if seen.towers or draw < 0.3:
-        wall = ("the wall",) * 3 if seen.towers else ()
-        return rng.choice(("the base", "the bottom edge", "the bottom of a box", *wall)), seen.sides[3]
+    if facts.towers or draw < 0.3:
+        wall = ("the wall",) * 3 if facts.towers else ()
+        return rng.choice(("the base", "the bottom edge", "the bottom of a box", *wall)), facts.sides[3]
     if draw < 0.75:
-        return rng.choice(("the edge", "the edge", "an edge", "the wall", "the side", "a wall")), seen.wall
+        return rng.choice(("the edge", "the edge", "an edge", "the wall", "the side", "a wall")), facts.wall
     if draw < 0.88:
-        return rng.choice(("a corner", "the corner", "a corner of a box", "a box corner")), seen.corner
+        return rng.choice(("a corner", "the corner", "a corner of a box", "a box corner")), facts.corner
     side = rng.randrange(len(SIDES))
-    return rng.choice(("the {} of a box", "{} of a box", "the {}")).format(SIDES[side]), seen.sides[side]
+    return rng.choice(("the {} of a box", "{} of a box", "the {}")).format(SIDES[side]), facts.sides[side]
 
 
 def draw_touching(rng: Random) -> str:
     return rng.choice(("touching", "touching", "closely touching"))
 
 
-def draw_placed(rng: Random, seen: Seen) -> Things:
+def draw_placed(rng: Random, facts: SceneFacts) -> Things:
     """Things, perhaps with what they touch or do not touch."""
-    things, draw = draw_things(rng, seen), rng.random()
-    if draw < (0.75 if seen.towers else 0.35):
+    things, draw = draw_things(rng, facts), rng.random()
+    if draw < (0.75 if facts.towers else 0.35):
         return things
-    what, touching = draw_touched(rng, seen)
-    if draw > 0.8 and not seen.towers:
+    what, touching = draw_touched(rng, facts)
+    if draw > 0.8 and not facts.towers:
         what = what.replace("the edge", rng.choice(("the edge", "any edge")))
         return Things(things.noun, things.where & ~touching, f"not touching {what}")
     return Things(things.noun, things.where & touching, f"{draw_touching(rng)} {what}")
@@ -164,32 +164,32 @@ def draw_placed(rng: Random, seen: Seen) -> Things:
 # --- what a box may have: the words after "with" -----------------------------------------------------
 
 
-def contents(rng: Random, seen: Seen) -> Clause:
-    things, quantity = draw_placed(rng, seen), draw_quantity(rng, 5)
+def contents(rng: Random, facts: SceneFacts) -> Clause:
+    things, quantity = draw_placed(rng, facts), draw_quantity(rng, 5)
     return quantity.of(things.noun, things.tail), quantity.holds(things.where.sum(-1))
 
 
-def plain_contents(rng: Random, seen: Seen) -> Clause:
-    things, n = draw_things(rng, seen), rng.choice((1, 1, 2, 3))
+def plain_contents(rng: Random, facts: SceneFacts) -> Clause:
+    things, n = draw_things(rng, facts), rng.choice((1, 1, 2, 3))
     quantity = rng.choice((SOME, exactly(rng, n), at_least(rng, n)))
     return quantity.of(things.noun), quantity.holds(things.where.sum(-1))
 
 
-def two_contents(rng: Random, seen: Seen) -> Clause:
-    (one, has_one), (other, has_other) = (plain_contents(rng, seen) for _ in range(2))
+def two_contents(rng: Random, facts: SceneFacts) -> Clause:
+    (one, has_one), (other, has_other) = (plain_contents(rng, facts) for _ in range(2))
     return f"{one} and {other}", has_one & has_other
 
 
-def number_of_items(rng: Random, seen: Seen) -> Clause:
-    n = rng.randint(1, TALLEST if seen.towers else SCATTERED)
+def number_of_items(rng: Random, facts: SceneFacts) -> Clause:
+    n = rng.randint(1, TALLEST if facts.towers else SCATTERED)
     more = Quantity(f"more than {draw_number(rng, n)}", n + 1, ANY, n > 1)
     less = Quantity(f"less than {draw_number(rng, n)}", 0, n - 1, n > 1)
     quantity = rng.choice((exactly(rng, n), exactly(rng, n), exactly(rng, n), at_least(rng, n), more, less))
-    return quantity.of(draw_item(rng, seen)), quantity.holds(seen.height)
+    return quantity.of(draw_item(rng, facts)), quantity.holds(facts.height)
 
 
-def colours_of_items(rng: Random, seen: Seen) -> Clause:
-    items, shade = pluralised(draw_item(rng, seen)), rng.choice(("color", "colour"))
+def colours_of_items(rng: Random, facts: SceneFacts) -> Clause:
+    items, shade = pluralised(draw_item(rng, facts)), rng.choice(("color", "colour"))
     (one, other), n = rng.sample(range(len(COLOURS)), 2), rng.choice((1, 2, 3))
     name, pair = COLOUR_WORDS[one], f"{COLOUR_WORDS[one]} and {COLOUR_WORDS[other]}"
     different = {
@@ -198,69 +198,69 @@ def colours_of_items(rng: Random, seen: Seen) -> Clause:
         3: f"all {draw_number(rng, 3)} {rng.choice(('', 'different '))}{shade}s",
     }
     kinds = [
-        (rng.choice((f"only {name} {items}", f"{items} of only {name} {shade}")), seen.only([one])),
-        (rng.choice((f"only {pair} {items}", f"{items} of only {pair} {shade}")), seen.only([one, other])),
-        (f"{items} of {different[n]}", seen.colours == n),
+        (rng.choice((f"only {name} {items}", f"{items} of only {name} {shade}")), facts.only([one])),
+        (rng.choice((f"only {pair} {items}", f"{items} of only {pair} {shade}")), facts.only([one, other])),
+        (f"{items} of {different[n]}", facts.colours == n),
     ]
     return rng.choice(kinds)
 
 
-def two_colours(rng: Random, seen: Seen) -> Clause:
+def two_colours(rng: Random, facts: SceneFacts) -> Clause:
     """Compared by their numbers."""
     one, other = rng.sample(range(len(COLOURS)), 2)
-    (name, count), (another, fewer) = ((COLOUR_WORDS[c], seen.colour[c].sum(-1)) for c in (one, other))
-    items = pluralised(draw_item(rng, seen))
+    (name, count), (another, fewer) = ((COLOUR_WORDS[c], facts.colour[c].sum(-1)) for c in (one, other))
+    items = pluralised(draw_item(rng, facts))
     if rng.random() < 0.5:
         return f"the same number of {name} and {another} {items}", count == fewer
     return f"more {name} {items} than {another} {items}", count > fewer
 
 
-def block_at_a_level(rng: Random, seen: Seen) -> Clause:
+def block_at_a_level(rng: Random, facts: SceneFacts) -> Clause:
     """Of a tower: its top, base, second block, or one between."""
-    (name, colour), block = draw_colour(rng, seen), draw_item(rng, seen)
+    (name, colour), block = draw_colour(rng, facts), draw_item(rng, facts)
     if rng.random() < 0.1:
-        other, top = draw_colour(rng, seen)
-        has_both = (colour & seen.base).any(-1) & (top & seen.top).any(-1)
+        other, top = draw_colour(rng, facts)
+        has_both = (colour & facts.base).any(-1) & (top & facts.top).any(-1)
         return f"{name} as a base and {other} as a top {block}", has_both
     levels = [
-        ("at the top", seen.top),
-        ("at the top", seen.top),
-        ("on top", seen.top),
-        ("at the base", seen.base),
-        ("at the base", seen.base),
-        (rng.choice(("at the bottom", "at base", "touching the wall")), seen.base),
-        (rng.choice(("in the middle", "in the middle of it")), seen.middle),
-        ("at the second place from the base", seen.second),
+        ("at the top", facts.top),
+        ("at the top", facts.top),
+        ("on top", facts.top),
+        ("at the base", facts.base),
+        ("at the base", facts.base),
+        (rng.choice(("at the bottom", "at base", "touching the wall")), facts.base),
+        (rng.choice(("in the middle", "in the middle of it")), facts.middle),
+        ("at the second place from the base", facts.second),
     ]
     place, level = rng.choice(levels)
     return f"{rng.choice(('a', 'a', 'a', '1'))} {name} {block} {place}", (colour & level).any(-1)
 
 
-def block_on_another(rng: Random, seen: Seen) -> Clause:
+def block_on_another(rng: Random, facts: SceneFacts) -> Clause:
     """Of a tower: one directly on another."""
-    (name, colour), (another, other), block = draw_colour(rng, seen), draw_colour(rng, seen), draw_item(rng, seen)
+    (name, colour), (another, other), block = draw_colour(rng, facts), draw_colour(rng, facts), draw_item(rng, facts)
     draw = rng.random()
     if draw < 0.25:
         together = rng.choice(("stacked together", "attached with each other", "on each other"))
-        return f"{draw_number(rng, 2)} {name} {block}s {together}", seen.on(colour, colour).any(-1)
+        return f"{draw_number(rng, 2)} {name} {block}s {together}", facts.on(colour, colour).any(-1)
     if draw < 0.45:
         word = rng.choice(("below", "under", "beneath", "bellow"))  # which is how many write it
-        return f"a {name} {block} {word} a {another} {block}", seen.on(other, colour).any(-1)
+        return f"a {name} {block} {word} a {another} {block}", facts.on(other, colour).any(-1)
     word = rng.choice(("above", "over", "on", "on top of"))
-    return f"a {name} {block} {word} a {another} {block}", seen.on(colour, other).any(-1)
+    return f"a {name} {block} {word} a {another} {block}", facts.on(colour, other).any(-1)
 
 
-def number_and_more(rng: Random, seen: Seen) -> Clause:
+def number_and_more(rng: Random, facts: SceneFacts) -> Clause:
     """So many items, and something about them."""
     of_towers = (block_at_a_level, block_at_a_level, block_on_another, colours_of_items)
-    kind = rng.choice(of_towers if seen.towers else (contents, colours_of_items, plain_contents))
-    (number, many), (more, has) = number_of_items(rng, seen), kind(rng, seen)
+    kind = rng.choice(of_towers if facts.towers else (contents, colours_of_items, plain_contents))
+    (number, many), (more, has) = number_of_items(rng, facts), kind(rng, facts)
     if kind is colours_of_items and " of " in more:
         return f"{number} of {more.partition(' of ')[2]}", many & has
     return f"{number} {rng.choice(('and', 'with', 'having'))} {more}", many & has
 
 
-WHAT_BOXES_HAVE: dict[Callable[[Random, Seen], Clause], tuple[int, int]] = {
+WHAT_BOXES_HAVE: dict[Callable[[Random, SceneFacts], Clause], tuple[int, int]] = {
     contents: (3, 4),
     two_contents: (1, 2),
     number_of_items: (2, 2),
@@ -273,6 +273,6 @@ WHAT_BOXES_HAVE: dict[Callable[[Random, Seen], Clause], tuple[int, int]] = {
 """How often each is taken of towers, and of scattered shapes."""
 
 
-def draw_clause(rng: Random, seen: Seen) -> Clause:
-    shares = [of_towers if seen.towers else scattered for of_towers, scattered in WHAT_BOXES_HAVE.values()]
-    return rng.choices(list(WHAT_BOXES_HAVE), shares)[0](rng, seen)
+def draw_clause(rng: Random, facts: SceneFacts) -> Clause:
+    shares = [of_towers if facts.towers else scattered for of_towers, scattered in WHAT_BOXES_HAVE.values()]
+    return rng.choices(list(WHAT_BOXES_HAVE), shares)[0](rng, facts)

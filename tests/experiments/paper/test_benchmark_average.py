@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.paper.macro import GRID, chosen, macro
+from experiments.paper.benchmark_average import GRID, chosen, macro
 from experiments.paper.published import averaged, benchmarks
 from varprop.evaluation.results import Row
 from varprop.report.style import drawing_style

@@ -6,11 +6,11 @@ from random import Random
 import pytest
 import torch
 
-from experiments.data import clauses, statements
-from experiments.data.clauses import WHAT_BOXES_HAVE
-from experiments.data.generated_scenes import Seen, draw_scene
+from experiments.data import nlvr_phrases, nlvr_templates
 from experiments.data.nlvr import SIDE, shape_tokens
-from experiments.data.statements import EACH, TEMPLATES, generate
+from experiments.data.nlvr_phrases import WHAT_BOXES_HAVE
+from experiments.data.nlvr_scenes import SceneFacts, draw_scene
+from experiments.data.nlvr_templates import EACH, TEMPLATES, generate
 from tests.experiments.data.multimodal_files import shape
 
 NAMES = {"y": "Yellow", "k": "Black", "b": "#0099ff"}
@@ -133,18 +133,18 @@ BOXES_OF_SCATTERED = {
     "number_of_items": {"more than two items": [1, 0, 0], "exactly two items": [1, 2, 2]},
     "colours_of_items": {"only black items": [1, 0, 2], "items of two different colors": [1, 1, 1]},
 }
-WHOLE = [(statements, True, OF_TOWERS), (statements, False, OF_SCATTERED)]
-PARTS = [(clauses, True, BOXES_OF_TOWERS), (clauses, False, BOXES_OF_SCATTERED)]
+WHOLE = [(nlvr_templates, True, OF_TOWERS), (nlvr_templates, False, OF_SCATTERED)]
+PARTS = [(nlvr_phrases, True, BOXES_OF_TOWERS), (nlvr_phrases, False, BOXES_OF_SCATTERED)]
 CASES = [pytest.param(*kind[:2], *case, id=case[0]) for kind in WHOLE + PARTS for case in kind[2].items()]
 
 
 @pytest.mark.parametrize(("module", "of_towers", "name", "expected"), CASES)
 def test_hand_made_scenes(module, of_towers, name, expected):
     """Where a statement is true, or in how many boxes a part of one."""
-    seen = Seen(*shape_tokens(TOWERS if of_towers else SCATTERED), of_towers)
+    facts = SceneFacts(*shape_tokens(TOWERS if of_towers else SCATTERED), of_towers)
     rng, left = Random(0), dict(expected)
     for _ in range(20000):
-        words, truth = getattr(module, name)(rng, seen)
+        words, truth = getattr(module, name)(rng, facts)
         if words in left:
             assert (truth if truth.ndim == 1 else truth.sum(-1)).tolist() == left.pop(words), words
             if not left:
@@ -171,8 +171,8 @@ def test_words_alone_and_the_number_of_shapes_tell_little():
 
 
 def test_the_same_seed_says_the_same(monkeypatch):
-    monkeypatch.setattr(statements, "POOL", 40)
-    monkeypatch.setattr(statements, "STATEMENTS", 20)
+    monkeypatch.setattr(nlvr_templates, "POOL", 40)
+    monkeypatch.setattr(nlvr_templates, "STATEMENTS", 20)
     first, again, other = generate(300, 1), generate(300, 1), generate(300, 2)
     assert first.texts == again.texts != other.texts
     assert first.tokens.equal(again.tokens)

@@ -3,10 +3,9 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.data.decode import CROP
-from experiments.data.images import Images, image_folder
-from experiments.data.labelled import hold_out
-from experiments.faults import DataError
+from experiments.data.examples import Examples, Scores, hold_out, majority
+from experiments.data.image_files import CROP, ImageFiles, centre_crops, image_folder
+from experiments.exceptions import DataError
 from tests.experiments.data.formats import picture
 
 pytestmark = pytest.mark.second
@@ -37,9 +36,14 @@ def test_order_labels_and_classes(photos):
     assert list(files.paths) == [str(photos / name) for name in names]
 
 
+def read_files(folder):
+    found = image_folder(folder)
+    return Examples(ImageFiles(found.paths, centre_crops), found.labels)
+
+
 def test_read_resizes_the_short_side_and_crops_the_middle(photos):
     files = image_folder(photos)
-    found = files.read(slice(0, 3))
+    found = read_files(photos).read(slice(0, 3))
     assert (found.shape, found.dtype) == ((3, 3, CROP, CROP), torch.uint8)
     resized = [
         Image.open(files.paths[0]).resize((256, 256), Image.Resampling.BILINEAR).crop((16, 16, 240, 240)),
@@ -50,7 +54,7 @@ def test_read_resizes_the_short_side_and_crops_the_middle(photos):
 
 
 def test_rows_may_be_numbers_masks_and_slices(photos):
-    files = image_folder(photos)
+    files = read_files(photos)
     whole = files.read(slice(None))
     for rows in (torch.tensor([4, 0, 0]), torch.tensor([True, False, True, False, False]), slice(1, None, 2)):
         assert torch.equal(files.read(rows), whole[rows])
@@ -63,7 +67,7 @@ def test_rows_may_be_numbers_masks_and_slices(photos):
 def test_broken_images_are_named_when_they_are_read(photos):
     path = photos / "cat" / "b.png"
     whole = path.read_bytes()
-    files = image_folder(photos)
+    files = read_files(photos)
     for content in (whole[: len(whole) // 2], whole[:50] + b"\xff" * 9 + whole[59:], b"nonsense", b""):
         path.write_bytes(content)
         assert len(files.read(torch.tensor([0, 2]))) == 2
@@ -86,18 +90,18 @@ def test_folders_that_hold_no_images(tmp_path):
 def numbered(count):
     """Images that hold their number, and a label that follows from it."""
     images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
-    return Images(images, torch.arange(count) % 3)
+    return Examples(images, torch.arange(count) % 3)
 
 
 def test_hold_out_is_disjoint_and_complete_and_the_same_each_time():
     seen, held_out = hold_out(numbered(50), 20)
-    numbers = [part.images[:, 0, 0, 0].tolist() for part in (seen, held_out)]
+    numbers = [part.inputs[:, 0, 0, 0].tolist() for part in (seen, held_out)]
     assert len(numbers[1]) == 20
     assert sorted(numbers[0] + numbers[1]) == list(range(50))
     for part, found in zip((seen, held_out), numbers, strict=True):
         assert part.labels.tolist() == [number % 3 for number in found]
-    assert torch.equal(hold_out(numbered(50), 20)[1].images, held_out.images)
-    assert not torch.equal(hold_out(numbered(50), 20, seed=1)[1].images, held_out.images)
+    assert torch.equal(hold_out(numbered(50), 20)[1].inputs, held_out.inputs)
+    assert not torch.equal(hold_out(numbered(50), 20, seed=1)[1].inputs, held_out.inputs)
     assert numbers[1] != sorted(numbers[1])
 
 
@@ -113,4 +117,18 @@ def test_read_take_and_move():
     assert split.read(slice(2, 4))[:, 0, 0, 0].tolist() == [2, 3]
     assert split.take(rows).labels.tolist() == [2, 1]
     moved = split.to("meta")
-    assert (moved.images.device.type, moved.labels.device.type) == ("meta", "meta")
+    assert (moved.inputs.device.type, moved.labels.device.type) == ("meta", "meta")
+
+
+@pytest.mark.parametrize(
+    ("labels", "share"),
+    [
+        (torch.tensor([2, 0, 2, 1, 2]), 3 / 5),
+        (Scores.of([{0: 1.0}, {1: 0.5, 2: 0.5}, {2: 0.75}, {}], 4), 1.25 / 4),
+        (torch.tensor([[0.0], [0.2], [1.0]]), 1.8 / 3),
+        (torch.tensor([[1.0], [0.8], [0.0]]), 1.8 / 3),
+    ],
+    ids=["classes", "scores", "mostly false", "mostly true"],
+)
+def test_how_right_the_most_common_answer_is(labels, share):
+    assert majority(labels) == pytest.approx(share)

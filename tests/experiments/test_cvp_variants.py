@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.models.vit import ViT
+from experiments.cvp_variants import VARIANTS, _gradients, methods_named
+from experiments.fitted_widths import Case, _parts, smooth_aurc
+from experiments.models.small_networks import ViT
 from experiments.pipeline import Pipeline
-from experiments.successors import SUCCESSORS, Case, _gradients, _parts, methods_named, smooth_aurc
 from tests.experiments.synthetic import experiment
 from varprop.errors import InputError
 from varprop.metrics import aurc
@@ -84,8 +85,8 @@ def test_unknown_names():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the best width", "ignore:some scales", "ignore:the scales had not")
 def test_each_on_little(tmp_path, monkeypatch):
-    chosen = replace(experiment(), methods=tuple(SUCCESSORS.values()))
-    pipeline = Pipeline(chosen, [0], tmp_path, progress=False, say=lambda _: None, fidelity=False)
+    chosen = replace(experiment(), methods=tuple(VARIANTS.values()))
+    pipeline = Pipeline(chosen, [0], tmp_path, progress=False, log=lambda _: None, fidelity=False)
     pipeline.train([0])
-    pipeline.evaluate(pipeline.subject(0), 0, chosen.methods, {})
+    pipeline.evaluate(pipeline.network(0), 0, chosen.methods, {})
     assert not pipeline.missing(0)

@@ -1,6 +1,6 @@
 """Networks of a row: trained together, then studied in several processes.
 
-``python -m experiments.fleet ROW OUT --seeds 20-24 --methods "mean,temperature;cvp-adam;cvp-isotropic"``: a process
+``python -m experiments.parallel ROW OUT --seeds 20-24 --methods "mean,temperature;cvp-adam;cvp-isotropic"``: a process
 takes the methods of one seed up to a semicolon, and each row is written when it is there. What has not ended after
 ``--seconds`` is stopped, and all is if one process fails; what was trained and what is in OUT is not done again.
 
@@ -22,88 +22,88 @@ from pathlib import Path
 
 import torch
 
+from experiments.checkpoint_study import Study
+from experiments.cvp_variants import Variant, methods_named
 from experiments.experiment import Experiment, Sources
-from experiments.ordinary import Study
 from experiments.pipeline import Pipeline
 from experiments.pretraining import pretrained
 from experiments.rows import row_named
-from experiments.search import best, search
-from experiments.successors import Successor, methods_named
+from experiments.search import best_candidate, search
 from varprop.cli.references import numbers
 
 PAUSE = 0.2  # seconds between looks at the processes
 
 
-def _experiment(asked: argparse.Namespace) -> Experiment:
-    found = row_named(asked.row)
-    if asked.epochs:
-        shorter = {name: replace(recipe, epochs=asked.epochs) for name, recipe in found.candidates.items()}
-        found = replace(found, recipe=replace(found.recipe, epochs=asked.epochs), candidates=shorter)
-    if asked.tables:
-        found = replace(found, methods=tuple(methods_named(asked.methods.replace(";", ","))))
+def _experiment(args: argparse.Namespace) -> Experiment:
+    found = row_named(args.row)
+    if args.epochs:
+        shorter = {name: replace(recipe, epochs=args.epochs) for name, recipe in found.candidates.items()}
+        found = replace(found, recipe=replace(found.recipe, epochs=args.epochs), candidates=shorter)
+    if args.tables:
+        found = replace(found, methods=tuple(methods_named(args.methods.replace(";", ","))))
     return found
 
 
-def _sources(asked: argparse.Namespace, experiment: Experiment) -> Sources:
+def _sources(args: argparse.Namespace, experiment: Experiment) -> Sources:
     """Pretraining comes first, where a row has it."""
-    return pretrained(experiment, Sources(asked.data, asked.weights), asked.out, asked.device, progress=False)
+    return pretrained(experiment, Sources(args.data, args.weights), args.out, args.device, progress=False)
 
 
-def _pipeline(asked: argparse.Namespace) -> Pipeline:
-    experiment = _experiment(asked)
-    if asked.search:
-        experiment = best(experiment, asked.out)
-    sources = _sources(asked, experiment)
-    pipeline = Pipeline(experiment, numbers(asked.seeds), asked.out, asked.device, sources, limit=asked.limit)
+def _pipeline(args: argparse.Namespace) -> Pipeline:
+    experiment = _experiment(args)
+    if args.search:
+        experiment = best_candidate(experiment, args.out)
+    sources = _sources(args, experiment)
+    pipeline = Pipeline(experiment, numbers(args.seeds), args.out, args.device, sources, limit=args.limit)
     pipeline.progress = pipeline.fidelity = False
     return pipeline
 
 
-def _train(asked: argparse.Namespace) -> None:
-    experiment = _experiment(asked)
-    if asked.search and not (asked.out / f"{asked.row}-search.json").exists():
-        sources = _sources(asked, experiment)
-        search(experiment, numbers(asked.seeds), asked.out, asked.device, sources, progress=False)
-    pipeline = _pipeline(asked)
+def _train(args: argparse.Namespace) -> None:
+    experiment = _experiment(args)
+    if args.search and not (args.out / f"{args.row}-search.json").exists():
+        sources = _sources(args, experiment)
+        search(experiment, numbers(args.seeds), args.out, args.device, sources, progress=False)
+    pipeline = _pipeline(args)
     pipeline.side_by_side = len(pipeline.seeds)
     pipeline.train(pipeline.seeds)
 
 
-def _study(asked: argparse.Namespace, seed: int, methods: Sequence[str], until: float) -> None:
-    torch.set_num_threads(asked.threads)
-    pipeline = _pipeline(asked)
-    if not asked.tables:
-        Study(pipeline, seed, pipeline.seeds, asked.out / "rows.jsonl", until, methods).run()
+def _study(args: argparse.Namespace, seed: int, methods: Sequence[str], until: float) -> None:
+    torch.set_num_threads(args.threads)
+    pipeline = _pipeline(args)
+    if not args.tables:
+        Study(pipeline, seed, args.out / "rows.jsonl", until, methods).run()
     elif missing := [method for method in pipeline.missing(seed) if method.slug in methods]:
-        pipeline.evaluate(pipeline.subject(seed), seed, missing, {})
+        pipeline.evaluate(pipeline.network(seed), seed, missing, {})
 
 
-def _price(asked: argparse.Namespace) -> None:
-    pipeline = _pipeline(asked)
-    timed = tuple(method for method in pipeline.experiment.methods if not isinstance(method, Successor))
+def _add_costs(args: argparse.Namespace) -> None:
+    pipeline = _pipeline(args)
+    timed = tuple(method for method in pipeline.experiment.methods if not isinstance(method, Variant))
     pipeline.experiment = replace(pipeline.experiment, methods=timed)
-    pipeline.price(numbers(asked.seeds)[0])
+    pipeline.add_costs(numbers(args.seeds)[0])
 
 
-def run(asked: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """How many processes failed or were stopped."""
-    until = time.monotonic() + asked.seconds
-    asked.out.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + args.seconds
+    args.out.mkdir(parents=True, exist_ok=True)
     spawn = multiprocessing.get_context("spawn")
-    if stopped := watch([spawn.Process(target=_train, args=(asked,), name="training")], 1, until):
+    if stopped := run_processes([spawn.Process(target=_train, args=(args,), name="training")], 1, until):
         return stopped
-    groups = [part.split(",") for part in asked.methods.split(";")]
+    groups = [part.split(",") for part in args.methods.split(";")]
     studies = [
-        spawn.Process(target=_study, args=(asked, seed, group, until), name=f"{seed}: {', '.join(group)}")
+        spawn.Process(target=_study, args=(args, seed, group, until), name=f"{seed}: {', '.join(group)}")
         for group in groups
-        for seed in numbers(asked.seeds)
+        for seed in numbers(args.seeds)
     ]
-    if (stopped := watch(studies, asked.workers, until)) or not asked.costs:
+    if (stopped := run_processes(studies, args.workers, until)) or not args.costs:
         return stopped
-    return watch([spawn.Process(target=_price, args=(asked,), name="costs")], 1, until)
+    return run_processes([spawn.Process(target=_add_costs, args=(args,), name="costs")], 1, until)
 
 
-def watch(processes: Sequence[BaseProcess], most: int, until: float) -> int:
+def run_processes(processes: Sequence[BaseProcess], most: int, until: float) -> int:
     """Run them, some at a time, until all have ended, one has failed or the time is over."""
     waiting, running, started = [*processes], list[BaseProcess](), time.monotonic()
     while (waiting or running) and time.monotonic() < until and not any(each.exitcode for each in running):
@@ -124,8 +124,8 @@ def watch(processes: Sequence[BaseProcess], most: int, until: float) -> int:
     return len(left)
 
 
-def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.fleet", description=__doc__)
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments.parallel", description=__doc__)
     parser.add_argument("row")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0-4")
@@ -145,4 +145,4 @@ def _asked() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(min(run(_asked()), 1))
+    sys.exit(min(run(_arguments()), 1))
