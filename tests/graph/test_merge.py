@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+from tests.graph.test_fuse import noisy
 from varprop.graph import compiler
 
 aten = torch.ops.aten
@@ -32,7 +33,7 @@ def products(monkeypatch):
     """Networks without and with merged products, and how many of these ops each graph has."""
 
     def build(model, x, op=aten.linear.default):
-        posterior, found = vp.Posterior.isotropic(model, std=0.1), []
+        posterior, found = noisy(model), []
         for merged in (False, True):
             monkeypatch.setattr(compiler, "runs_on", lambda _, merged=merged: merged)
             net = vp.propagate(copy.deepcopy(model), posterior)
