@@ -27,7 +27,13 @@ for name in names:
     # integrations subclass what another package has; the server is an application of FastAPI. Tiles are Triton's own
     # code, read where Triton is.
     subclasses = tuple(f"varprop.integrations.{name}" for name in ("estimators", "hub", "lightning", "trainer"))
-    extra = ("varprop.cli.", "varprop.report.", "varprop.kernels.tiles", "varprop.deployment.serving", *subclasses)
+    extra = (
+        "varprop.cli.",
+        "varprop.report.",
+        "varprop.kernels.triton_kernels",
+        "varprop.deployment.serving",
+        *subclasses,
+    )
     if not name.startswith(extra) or name == "varprop.cli.entry":
         importlib.import_module(name)
 held = {Path(str(file)).parts[0] for file in importlib.metadata.files("varprop") or ()}

@@ -5,7 +5,7 @@ import torch
 
 import varprop as vp
 from tests.kernels.places import DEVICE, DTYPES, with_triton
-from varprop.kernels import emit, pointwise
+from varprop.kernels import codegen, pointwise
 from varprop.kernels.launch import aligned
 from varprop.moments import Moments
 from varprop.rules import functions
@@ -50,14 +50,14 @@ def close(y, expected, scale, tolerance=1e-5):
 
 def test_a_narrow_block_runs_the_narrow_formula_alone():
     body = pointwise.trace(RULES["gelu"], torch.float32).graph
-    narrow, whole = (emit.write(graph, ["x0", "x1"], "t")[0] for graph in (emit.narrowed(body), body))
+    narrow, whole = (codegen.write(graph, ["x0", "x1"], "t")[0] for graph in (codegen.narrowed(body), body))
     assert sum("tl.exp" in line for line in narrow) == 1
     assert len(narrow) < 0.7 * len(whole)
 
 
 def test_a_rule_that_cannot_be_emitted_says_so():
     with pytest.raises(KeyError):
-        emit.emit(pointwise.trace(lambda x: Moments(torch.lgamma(x.mean), x.var), torch.float32).graph)
+        codegen.emit(pointwise.trace(lambda x: Moments(torch.lgamma(x.mean), x.var), torch.float32).graph)
 
 
 @WIDTHS

@@ -13,7 +13,7 @@ from torch.fx.passes.operator_support import OperatorSupport
 
 from varprop.graph.captured import format_args, outline_of, shape_of
 from varprop.kernels.region import Region, results_of
-from varprop.kernels.wording import WRITE
+from varprop.kernels.triton_ops import WRITE
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 
 from varprop.kernels.flash import arguments_of, attend
+from varprop.kernels.norm_op import normalize
 from varprop.kernels.pointwise import trace
-from varprop.kernels.rows import normalize
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions, streamlining
 from varprop.rules.attention import attention

@@ -18,8 +18,8 @@ from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
 from varprop.graph.trace_cache import SYMBOLIC, TraceCache, fake_mode_of, require_free_sizes
 from varprop.kernels.activations import activate
+from varprop.kernels.factored_ops import FUSED
 from varprop.kernels.launch import runs_on
-from varprop.kernels.tokens import FUSED
 from varprop.moments import Factored, Moments, is_random, multiplied_out
 from varprop.rules.factorization import products_of
 from varprop.rules.ruleset import Rule, RuleSet, with_backend

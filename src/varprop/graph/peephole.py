@@ -11,9 +11,9 @@ from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code, outline_of
 from varprop.kernels.activations import activate
-from varprop.kernels.eight_bits import spread
-from varprop.kernels.rows import normalize
-from varprop.kernels.tokens import CALLS, contracted, normalized
+from varprop.kernels.factored_ops import CALLS, contracted, normalized
+from varprop.kernels.float8 import spread
+from varprop.kernels.norm_op import normalize
 
 aten = torch.ops.aten
 

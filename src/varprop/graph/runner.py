@@ -20,8 +20,8 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
+from varprop.kernels.custom_op import direct
 from varprop.kernels.launch import say
-from varprop.kernels.recompute import direct
 
 WARMUP_CALLS = 3  # calls of the same sizes: kernels are compiled and chosen by then
 MAX_RECORDINGS, MAX_COUNTED = 8, 1024  # recordings of a graph, the latest used, and sizes that are counted

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varprop.kernels import emit
+from varprop.kernels import codegen
+from varprop.kernels.custom_op import registered
+from varprop.kernels.factored_ops import contract_reference, counts_of, numbers_of
 from varprop.kernels.launch import Launcher, tile, usable
 from varprop.kernels.pointwise import BODIES
-from varprop.kernels.recompute import registered
-from varprop.kernels.tokens import contract_reference, counts_of, numbers_of
 
 TILE = 4, 128, 2  # rows, columns, warps
 MOST_TERMS = 16
@@ -71,7 +71,7 @@ def _results(mean: Tensor, by_var: Tensor | None, by_square: Tensor | None, ones
 
 @functools.cache
 def _launcher(key: str, terms: int, by_var: int, by_square: int, ones: bool) -> Launcher:
-    return Launcher(lambda: emit.emit_tokens(BODIES[key].forward.graph, terms, by_var, by_square, ones))
+    return Launcher(lambda: codegen.emit_tokens(BODIES[key].forward.graph, terms, by_var, by_square, ones))
 
 
 def _launch(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varprop.kernels.custom_op import registered
 from varprop.kernels.launch import FEW, at_least_16, attempt, on, usable
-from varprop.kernels.recompute import registered
 from varprop.moments import Moments, mean_of
 from varprop.rules.attention import attention as rule
 
@@ -88,7 +88,7 @@ def _fits(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | 
 def _launch(
     query: Tensor, key: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    from varprop.kernels.tiles import attention_kernel
+    from varprop.kernels.triton_kernels import attention_kernel
 
     batch, heads, length, size = query.shape
     results, asked = _results(query, mean, var), var.shape[-1]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from varprop.kernels.emit import BLOCK, WARPS, build
+from varprop.kernels.codegen import BLOCK, WARPS, build
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ACCELERATORS = ("cuda", "xpu")

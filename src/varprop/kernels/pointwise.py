@@ -20,9 +20,9 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from varprop.errors import RuleError
-from varprop.kernels import emit
+from varprop.kernels import codegen
+from varprop.kernels.custom_op import direct
 from varprop.kernels.launch import Launcher, aligned, flat, logger, say
-from varprop.kernels.recompute import direct
 from varprop.moments import Moments
 
 aten = torch.ops.aten
@@ -47,9 +47,9 @@ class Traced:
     """A graph of pointwise ops with two results: as a kernel, compiled, or chunk by chunk."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
-        self.graph, self.asked = graph, emit.asked(graph)
-        self.narrow = emit.narrowed(graph) if self.asked else graph
-        self.kernel, self.tier = Launcher(lambda: emit.emit(graph)), Tier(graph)
+        self.graph, self.asked = graph, codegen.asked(graph)
+        self.narrow = codegen.narrowed(graph) if self.asked else graph
+        self.kernel, self.tier = Launcher(lambda: codegen.emit(graph)), Tier(graph)
 
     def __call__(self, mean: Tensor, var: Tensor, log_alpha: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
         if results := self.kernel((mean, var, *more), log_alpha):

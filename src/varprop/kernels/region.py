@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from varprop.kernels import emit
+from varprop.kernels import codegen
+from varprop.kernels.custom_op import direct
 from varprop.kernels.launch import CHANNELS_LAST, Launcher, aligned, usable
-from varprop.kernels.recompute import direct
 
 aten = torch.ops.aten
 
@@ -65,7 +65,7 @@ class Region(nn.Module):
     def _launcher(self, kinds: tuple[str, ...]) -> Launcher | None:
         if kinds not in self._launchers:
             try:
-                self._launchers[kinds] = _launcher(emit.emit_region(self.body, kinds, self.widths))
+                self._launchers[kinds] = _launcher(codegen.emit_region(self.body, kinds, self.widths))
             except KeyError:  # a rule whose ops Triton does not have
                 self._launchers[kinds] = None
         return self._launchers[kinds]

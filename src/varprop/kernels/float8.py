@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from varprop.kernels.custom_op import registered
 from varprop.kernels.launch import LONGEST_ROW, at_least_16, attempt, on, runs_on
-from varprop.kernels.recompute import registered
 from varprop.rules import linear
 
 EIGHT = torch.float8_e4m3fn
@@ -100,7 +100,7 @@ class Numbers(NamedTuple):
 
 
 def _launch(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
-    from varprop.kernels.tiles import quantize_kernel
+    from varprop.kernels.triton_kernels import quantize_kernel
 
     numbers, size = Numbers.empty(mean), mean.shape[-1]
     tokens, block = len(numbers.scales), at_least_16(size)

@@ -5,9 +5,9 @@ import torch
 
 import varprop as vp
 from tests.kernels.places import DEVICE, INTERPRETED, with_triton
-from tests.kernels.test_tiles import CHECKS, norm_inputs
+from tests.kernels.test_triton_kernels import CHECKS, norm_inputs
 from varprop.graph import lift
-from varprop.kernels import eight_bits, rows
+from varprop.kernels import float8, norm_op
 from varprop.rules import linear
 
 
@@ -32,13 +32,13 @@ def close(result, exact):
 
 
 def require_eight_bits():
-    if not INTERPRETED and not eight_bits.has_eight_bits(torch.device("cuda", 0)):
+    if not INTERPRETED and not float8.has_eight_bits(torch.device("cuda", 0)):
         pytest.skip("multiplies no 8-bit numbers")
 
 
 def test_it_is_registered_in_full():
     mean, var, second, noise, bias = (x.double() for x in layer(6, 4))
-    packed = eight_bits.pack(second, noise)
+    packed = float8.pack(second, noise)
     for added in (bias.requires_grad_(), None):
         arguments = (mean.requires_grad_(), var.requires_grad_(), *packed, added)
         assert torch.autograd.gradcheck(torch.ops.varprop.spread, arguments)
@@ -50,7 +50,7 @@ def test_it_is_registered_in_full():
 def test_packed_weights_give_the_variance(spike):
     mean, var, second, noise, bias = (x.double() for x in layer(512, 64, spike=spike))
     exact = linear.spread(mean, var, second, noise, bias)
-    close(eight_bits.reference(mean, var, *eight_bits.pack(second, noise), bias), exact)
+    close(float8.reference(mean, var, *float8.pack(second, noise), bias), exact)
 
 
 @pytest.mark.parametrize("value", [1.03, 0.97, 17.0])
@@ -58,7 +58,7 @@ def test_weights_that_are_alike_are_not_all_off_to_the_same_side(value):
     """As those of an isotropic posterior; a step of 8 bits is 6 to 12 %."""
     noise = torch.ones(64, 512)
     noise[::2] = value
-    weights, rows_of, columns = eight_bits.pack(noise, noise)
+    weights, rows_of, columns = float8.pack(noise, noise)
     found = (weights.double() * rows_of * columns)[:, 512:].mean(1)
     torch.testing.assert_close(found, noise[:, 0].double(), rtol=1.5e-3, atol=0)
 
@@ -66,17 +66,17 @@ def test_weights_that_are_alike_are_not_all_off_to_the_same_side(value):
 def test_weights_of_zero_stay_zero():
     mean, var, second, noise, _ = layer(32, 16)
     second[:, 3] = noise[:, 3] = second[5] = noise[5] = 0
-    result = eight_bits.reference(mean, var, *eight_bits.pack(second, noise), None)
+    result = float8.reference(mean, var, *float8.pack(second, noise), None)
     assert result.isfinite().all()
     assert (result[..., 5] == 0).all()
     assert (result[..., 4] > 0).all()
 
 
 def test_wide_layers_of_bfloat16_use_it(monkeypatch):
-    for module in (lift, eight_bits):
+    for module in (lift, float8):
         monkeypatch.setattr(module, "runs_on", lambda _: True)
-    monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _: True)
-    monkeypatch.setattr(eight_bits, "_launch", eight_bits.reference)
+    monkeypatch.setattr(float8, "has_eight_bits", lambda _: True)
+    monkeypatch.setattr(float8, "_launch", float8.reference)
     torch.manual_seed(0)
     wide = torch.nn.Sequential(
         torch.nn.Linear(40, 512), torch.nn.ReLU(), torch.nn.Linear(512, 48), torch.nn.Linear(48, 7)
@@ -86,8 +86,8 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch):
     net = vp.propagate(model, posterior)
     result = net(x)
     calls = [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
-    assert calls.count(eight_bits.spread) == 1  # the first layer's input is certain, the last is narrow
-    monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _: False)
+    assert calls.count(float8.spread) == 1  # the first layer's input is certain, the last is narrow
+    monkeypatch.setattr(float8, "has_eight_bits", lambda _: False)
     written = vp.propagate(model, posterior)(x)
     assert torch.equal(result.mean, written.mean)
     torch.testing.assert_close(result.var, written.var, rtol=3e-2, atol=0)
@@ -97,7 +97,7 @@ def behind_a_norm(size, outputs, kept, device="cpu", dtype=torch.float64):
     """The arguments of a norm and of the layer behind it."""
     tensors = [x.to(dtype) for x in norm_inputs(size, device)]
     _, _, second, noise, added = layer(size, outputs, device=device)
-    return (*tensors, 1e-5, True, True, None, None, *eight_bits.pack(second, noise), added.to(dtype), kept)
+    return (*tensors, 1e-5, True, True, None, None, *float8.pack(second, noise), added.to(dtype), kept)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -128,14 +128,14 @@ def test_a_norm_writes_what_the_layer_behind_it_takes(monkeypatch, after):
     torch.manual_seed(0)
     model, x = Block().bfloat16().eval(), torch.randn(9, 40, dtype=torch.bfloat16)
     posterior = vp.Posterior.isotropic(model, std=0.05)
-    for module in (lift, eight_bits):
+    for module in (lift, float8):
         monkeypatch.setattr(module, "runs_on", lambda _: True)
     for answer in (False, True):
-        monkeypatch.setattr(eight_bits, "has_eight_bits", lambda _, answer=answer: answer)
-        monkeypatch.setattr(eight_bits, "_launch", eight_bits.reference)
+        monkeypatch.setattr(float8, "has_eight_bits", lambda _, answer=answer: answer)
+        monkeypatch.setattr(float8, "_launch", float8.reference)
         net = vp.propagate(model, posterior)
         found[answer] = net(x)
-    norm = next(node for node in net.plan((x,), {})[0].module.graph.nodes if node.target is rows.normalize)
+    norm = next(node for node in net.plan((x,), {})[0].module.graph.nodes if node.target is norm_op.normalize)
     assert norm.args[12] is not None
     assert norm.args[-1] is after
     torch.testing.assert_close(found[True].mean, found[False].mean, rtol=1e-2, atol=1e-2)
@@ -148,11 +148,11 @@ def test_a_norm_writes_what_the_layer_behind_it_takes(monkeypatch, after):
 def test_a_norm_with_a_layer_by_triton(size, kept):
     require_eight_bits()
     arguments = behind_a_norm(size, 64, kept, DEVICE, torch.bfloat16)
-    alone = rows._launch(*arguments[:12], None, None, None, None, True)
-    results = rows._launch(*arguments)
+    alone = norm_op._launch(*arguments[:12], None, None, None, None, True)
+    results = norm_op._launch(*arguments)
     assert torch.equal(results.mean, alone.mean)
     assert torch.equal(results.var, alone.var if kept else alone.var[:0, 0, 0])
-    apart = eight_bits._launch(alone.mean, alone.var, *arguments[12:16])
+    apart = float8._launch(alone.mean, alone.var, *arguments[12:16])
     assert torch.equal(results.spread, apart)
 
 
@@ -164,11 +164,11 @@ def test_by_triton(inputs, outputs, spike):
     rounded = [x.bfloat16() for x in layer(inputs, outputs, (7, 31), DEVICE, spike)]
     exact = linear.spread(*(x.double() for x in rounded))
     mean, var, second, noise, bias = rounded
-    packed = eight_bits.pack(second, noise)
+    packed = float8.pack(second, noise)
     for tensors in ((mean, var), (mean.mT.contiguous().mT, var)):
-        close(eight_bits._launch(*tensors, *packed, bias), exact)
-    close(eight_bits._launch(mean[:1, :1], var[:1, :1], *packed, bias), exact[:1, :1])
-    zero = eight_bits._launch(0 * mean, 0 * var, *packed, None)
+        close(float8._launch(*tensors, *packed, bias), exact)
+    close(float8._launch(mean[:1, :1], var[:1, :1], *packed, bias), exact[:1, :1])
+    zero = float8._launch(0 * mean, 0 * var, *packed, None)
     assert (zero == 0).all()
-    alone = eight_bits._launch(mean, var, *packed, None)
+    alone = float8._launch(mean, var, *packed, None)
     close(alone, exact - bias.double())

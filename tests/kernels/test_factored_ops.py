@@ -5,10 +5,10 @@ import torch
 
 import varprop as vp
 from tests.kernels.places import DEVICE, DTYPES, with_triton
-from tests.kernels.test_tiles import CHECKS, close
+from tests.kernels.test_triton_kernels import CHECKS, close
 from tests.rules.test_factored import Block
 from varprop.graph import lift
-from varprop.kernels import activations, pointwise, tokens
+from varprop.kernels import activations, factored_ops, pointwise
 from varprop.rules.gelu import gelu
 
 WIDE = torch.float64
@@ -96,9 +96,9 @@ def test_a_network_of_kernels_is_the_one_written_out(monkeypatch):
     for got, wanted in zip(*found, strict=True):
         assert torch.allclose(got, wanted, rtol=1e-9)
     assert calls.count(activations.activate) == 1
-    assert calls.count(tokens.contracted) == 2  # what three layers want is summed up by norms and the activation
-    assert calls.count(tokens.normalized) == 2
-    norms = [node for node in nodes if node.target is tokens.normalized]
+    assert calls.count(factored_ops.contracted) == 2  # what three layers want is summed up by norms and the activation
+    assert calls.count(factored_ops.normalized) == 2
+    norms = [node for node in nodes if node.target is factored_ops.normalized]
     assert [node.args[12] is not None for node in norms] == [False, True]  # the second is of a residual sum
     assert all(str(node.args[13].target).startswith("scale.") for node in norms)
     assert norms[1].args[14] is not None  # and joins its numbers
@@ -132,8 +132,8 @@ def test_contract_by_triton(size, width, rank):
         inputs = contract_inputs(size, width, rank, DEVICE, dtype)
         strided = inputs[1].mT.contiguous().mT
         for arguments in ((*inputs, True), (inputs[0], strided, *inputs[2:], False)):
-            exact = tokens.contract_reference(*(x.double() for x in arguments[:4]), arguments[4])
-            close([tokens._launch_contract(*arguments)], [exact], tolerance)
+            exact = factored_ops.contract_reference(*(x.double() for x in arguments[:4]), arguments[4])
+            close([factored_ops._launch_contract(*arguments)], [exact], tolerance)
 
 
 @with_triton
@@ -159,8 +159,8 @@ def test_norm_by_triton(size, terms):
                     (inputs[0], numbers, *inputs[2:]),
                     [None if x is None else x.double() for x in (*sums, *more)],
                 )
-                exact = tokens.norm_reference(*(x.double() for x in given), *rest, *wide[:2], True, *wide[2:])
-                close(tokens._launch_norm(*given, *rest, *sums, True, *more), exact, tolerance)
+                exact = factored_ops.norm_reference(*(x.double() for x in given), *rest, *wide[:2], True, *wide[2:])
+                close(factored_ops._launch_norm(*given, *rest, *sums, True, *more), exact, tolerance)
 
 
 @with_triton

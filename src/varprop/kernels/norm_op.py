@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from varprop.kernels import eight_bits
+from varprop.kernels import float8
+from varprop.kernels.custom_op import registered
 from varprop.kernels.launch import FEW, LONGEST_ROW, at_least_16, attempt, on, usable
-from varprop.kernels.recompute import registered
 from varprop.moments import Moments
 from varprop.rules import functions, streamlining
 from varprop.rules.normalization import NORMALIZATION, scale_and_shift
@@ -59,14 +59,14 @@ def reference(
     y = scale_and_shift(rule(Moments(mean, var * log_alpha.exp()), (-1,), eps), gamma, beta)
     if weights is None or rows is None or columns is None:
         return Results(y.mean, y.var, *totals, mean.new_empty(0))
-    behind = eight_bits.reference(y.mean, y.var, weights, rows, columns, added)
+    behind = float8.reference(y.mean, y.var, weights, rows, columns, added)
     return Results(y.mean, y.var if kept else y.var.new_empty(0), *totals, behind)
 
 
 def _compute(*arguments: Any) -> Results:
     mean, var = arguments[:2]
     *given, weights, _, _, _, _ = arguments
-    fits = usable(*(x for x in given if isinstance(x, Tensor))) and (weights is None or eight_bits.suits(mean))
+    fits = usable(*(x for x in given if isinstance(x, Tensor))) and (weights is None or float8.suits(mean))
     fits = fits and mean.shape == var.shape and 0 < mean.shape[-1] <= LONGEST_ROW and bool(mean.numel())
     if fits and (results := attempt("norm", lambda: _launch(*arguments))):
         return results
@@ -89,12 +89,12 @@ normalize = registered("norm", reference, _compute, _outline)
 
 
 def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> Results:
-    from varprop.kernels.tiles import norm_kernel
+    from varprop.kernels.triton_kernels import norm_kernel
 
     weight, weight_var, bias, bias_var, eps, centred, expected, *more, weights, rows, columns, added, kept = rest
     size = mean.shape[-1]
     results = _outline(mean, var, *rest[:-5], None, *rest[-4:])
-    numbers = eight_bits.Numbers(mean, mean) if weights is None else eight_bits.Numbers.empty(mean)
+    numbers = float8.Numbers(mean, mean) if weights is None else float8.Numbers.empty(mean)
     mean = mean.contiguous()
     terms = [mean if x is None else x.contiguous() for x in more]
     vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
@@ -104,13 +104,13 @@ def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> Results
         norm_kernel[(-(-tokens // at_once),)](
             mean, var.contiguous(), *terms, log_alpha, *vectors, *results[:4],
             mean if columns is None else columns, *numbers, tokens, size, eps,
-            KEPT=kept, EIGHT=weights is not None, LARGEST=eight_bits.LARGEST,
+            KEPT=kept, EIGHT=weights is not None, LARGEST=float8.LARGEST,
             MORE=int(more[-1] is not None), WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var),
             CENTRED=centred, EXPECTED=expected, ROWS=at_once, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     if weights is None:
         return results
-    return results._replace(spread=eight_bits.multiply(numbers, weights, rows, added, mean))
+    return results._replace(spread=float8.multiply(numbers, weights, rows, added, mean))
 
 
 def tile_for(tokens: int, block: int) -> tuple[int, int]:

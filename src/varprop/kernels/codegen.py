@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from varprop.kernels.wording import FLOATS, SAME, WRITE
+from varprop.kernels.triton_ops import FLOATS, SAME, WRITE
 
 aten = torch.ops.aten
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from varprop.kernels.eight_bits import spread, spread_form
+from varprop.kernels.custom_op import registered
 from varprop.kernels.flash import arguments_of, attend
+from varprop.kernels.float8 import spread, spread_form
 from varprop.kernels.launch import LONGEST_ROW, at_least_16, attempt, on, tile, usable
-from varprop.kernels.recompute import registered
-from varprop.kernels.rows import tile_for
+from varprop.kernels.norm_op import tile_for
 from varprop.moments import Factored, Moments, is_random, mean_of
 from varprop.rules import attention, factored_layers
 from varprop.rules.factored_layers import Apply
@@ -67,7 +67,7 @@ def _contract_outline(mean: Tensor, other: Any, by_other: Any, by_square: Any, o
 def _launch_contract(
     mean: Tensor, other: Tensor | None, by_other: Tensor | None, by_square: Tensor | None, ones: bool
 ) -> Tensor:
-    from varprop.kernels.tiles import contract_kernel
+    from varprop.kernels.triton_kernels import contract_kernel
 
     size, tokens = mean.shape[-1], mean.numel() // mean.shape[-1]
     counts = counts_of(by_other, by_square)
@@ -170,7 +170,7 @@ def _count(terms: int, rest: Sequence[Any]) -> int:
 
 
 def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from varprop.kernels.tiles import token_norm_kernel
+    from varprop.kernels.triton_kernels import token_norm_kernel
 
     weight, weight_var, bias, eps, centred, ones, by_numbers, by_square, more, *optional, more_numbers = rest
     size = mean.shape[-1]

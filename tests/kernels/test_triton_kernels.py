@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.places import DEVICE, DTYPES, INTERPRETED, with_triton
-from varprop.kernels import flash, rows
+from varprop.kernels import flash, norm_op
 
 SIZES = [
     (2, 3, 3, 197, 197, 64, 64),
@@ -89,5 +89,5 @@ def test_norm_by_triton(size):
             options = 1e-5, centred, expected
             for more in ((None, None), [torch.rand_like(x) for x in tensors[:2]]):
                 more_exact = (None if x is None else x.double() for x in more)
-                exact = rows.reference(*(x.double() for x in tensors), *options, *more_exact, *NO_LAYER)
-                close(rows._launch(*tensors, *options, *more, *NO_LAYER), exact, tolerance)
+                exact = norm_op.reference(*(x.double() for x in tensors), *options, *more_exact, *NO_LAYER)
+                close(norm_op._launch(*tensors, *options, *more, *NO_LAYER), exact, tolerance)
