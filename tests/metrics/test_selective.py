@@ -33,17 +33,6 @@ def test_aurc_by_hand():
     assert float(aurc(confidence, correctness)) == pytest.approx((0 + 0 + 1 / 3 + 1 / 4) / 4, rel=1e-14)
 
 
-def test_aurc_by_hand_with_a_tie():
-    """Prefix errors 0, then (1 of the tied pair) ½, 1, then 1.5."""
-    confidence, correctness = tensors([0.9, 0.8, 0.8, 0.3], [1, 0, 1, 0.5])
-    assert float(aurc(confidence, correctness)) == pytest.approx((0 + 0.5 / 2 + 1 / 3 + 1.5 / 4) / 4, rel=1e-14)
-
-
-def test_aurc_of_constant_confidence_is_the_error_rate():
-    confidence, correctness = tensors([0.5] * 7, [1, 0, 1, 1, 0, 1, 1])
-    assert float(aurc(confidence, correctness)) == pytest.approx(2 / 7, rel=1e-14)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_aurc_is_the_average_over_all_orders_of_ties(seed):
     generator = torch.Generator().manual_seed(seed)

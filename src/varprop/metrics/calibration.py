@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from varprop.metrics import inputs
-from varprop.metrics.ranking import group_sizes, rank, spread
+from varprop.metrics.risk import group_sizes, rank, spread
 
 
 def ece(confidence: Tensor, correctness: Tensor, bins: int = 15) -> Tensor:

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from varprop.errors import MetricError
 from varprop.metrics import inputs
-from varprop.metrics.ranking import rank
+from varprop.metrics.risk import rank
 
 
 def accuracy(correctness: Tensor) -> Tensor:
     """Mean correctness, soft or not."""
-    return inputs.some(inputs.graded(correctness))[0].mean()
+    return inputs.mean(inputs.graded(correctness))
 
 
 def f1(decision: Tensor, target: Tensor) -> Tensor:

@@ -136,6 +136,11 @@ def some(*columns: Tensor) -> tuple[Tensor, ...]:
     return columns
 
 
+def mean(scores: Tensor) -> Tensor:
+    """Over the examples, of which there must be some."""
+    return some(scores)[0].mean()
+
+
 def number(name: str, value: float) -> float:
     """A real number; it may be infinite."""
     if isinstance(value, Tensor) and value.numel() == 1:

@@ -22,7 +22,7 @@ def gaussian_nll(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
 
     ``inf`` if a target lies off a Gaussian without variance.
     """
-    return _mean(gaussian_nll_of_each(mean, var, target))
+    return inputs.mean(gaussian_nll_of_each(mean, var, target))
 
 
 def gaussian_nll_of_each(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def crps(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
     ∫ (F(t) − 1[t ≥ y])² dt = σ [z (2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − μ)/σ (Gneiting, Raftery 2007); without
     variance the absolute error.
     """
-    return _mean(crps_of_each(mean, var, target))
+    return inputs.mean(crps_of_each(mean, var, target))
 
 
 def crps_of_each(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
@@ -67,7 +67,3 @@ def _gaussian(mean: Tensor, var: Tensor, target: Tensor) -> tuple[Tensor, ...]:
     if bool((found[1] < 0).any()):
         raise MetricError("a variance is negative")
     return found
-
-
-def _mean(scores: Tensor) -> Tensor:
-    return inputs.some(scores)[0].mean()

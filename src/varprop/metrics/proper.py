@@ -13,7 +13,7 @@ def brier(probs: Tensor, target: Tensor) -> Tensor:
 
     ``probs`` is [N, C] with C ≥ 2; ``target`` holds class indices [N], or probabilities (also one-hot) [N, C].
     """
-    return _mean(brier_of_each(probs, target))
+    return inputs.mean(brier_of_each(probs, target))
 
 
 def brier_of_each(probs: Tensor, target: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def nll(probs: Tensor, target: Tensor) -> Tensor:
     would make the result depend on where it is clamped. float32 probabilities reach 0 below 1e-45.
     ``probs`` is [N, C] with C ≥ 2; ``target`` holds class indices [N], or probabilities (also one-hot) [N, C].
     """
-    return _mean(nll_of_each(probs, target))
+    return inputs.mean(nll_of_each(probs, target))
 
 
 def nll_of_each(probs: Tensor, target: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def bce(probs: Tensor, target: Tensor) -> Tensor:
     Both are [N, A] in [0, 1]; ``target`` may be soft. 0 log 0 = 0, and ``inf`` where the impossible happened, as for
     ``nll``.
     """
-    return _mean(bce_of_each(probs, target))
+    return inputs.mean(bce_of_each(probs, target))
 
 
 def bce_of_each(probs: Tensor, target: Tensor) -> Tensor:
@@ -59,7 +59,3 @@ def bce_of_each(probs: Tensor, target: Tensor) -> Tensor:
     target = inputs.answer_target(target, probs)
     probs = probs.to(target.dtype)
     return -(torch.special.xlogy(target, probs) + torch.special.xlog1py(1 - target, -probs)).sum(1)
-
-
-def _mean(scores: Tensor) -> Tensor:
-    return inputs.some(scores)[0].mean()
