@@ -32,11 +32,11 @@ from varprop.graph.registry import scale_path
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
+from varprop.prediction.expectations import normals
 from varprop.prediction.links import ClassLink, Softmax
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Prediction
 from varprop.prediction.predictors import Predictor, Propagated, run
-from varprop.prediction.sampling import normals
 from varprop.rules import CVP
 
 LOG_WIDTHS = tuple(-2.5 + 0.25 * i for i in range(11))  # of log₁₀ of the relative width

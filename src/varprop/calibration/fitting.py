@@ -8,14 +8,13 @@ from typing import Any
 from torch import nn
 
 from varprop.batch import read, repeatable
-from varprop.calibration.request import Procedure
+from varprop.calibration.procedure import Procedure
 from varprop.calibration.scales import ADAPTIVE, PER_LAYER, calibrate
 from varprop.graph.output import Output
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
-from varprop.prediction.inferred import link_for
 from varprop.prediction.links import Link
-from varprop.prediction.predictors import Propagated
+from varprop.prediction.predictors import Propagated, link_for
 from varprop.rules import CVP, RuleSet
 
 

@@ -22,10 +22,9 @@ from varprop.evaluation.evaluated import COSTS, Evaluation, Evaluations, Regress
 from varprop.evaluation.results import METRICS, Row
 from varprop.metrics.proper import bce_of_each, brier_of_each, nll_of_each
 from varprop.network.moment_net import MomentNet
-from varprop.prediction.inferred import link_for
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import UNLABELLED, MeanNetwork, Predictor, Propagated, answer
+from varprop.prediction.predictors import UNLABELLED, MeanNetwork, Predictor, Propagated, answer, link_for
 from varprop.prediction.selective import Decision
 from varprop.prediction.targets import refuse_shape
 from varprop.sharing import shared

@@ -21,7 +21,7 @@ from varprop.network.moment_net import MomentNet
 from varprop.network.storage import CONFIG, read_config, reported
 from varprop.posterior import Posterior
 from varprop.prediction import stored
-from varprop.prediction.conformal import Conformal, Residuals
+from varprop.prediction.conformal import Conformal
 from varprop.prediction.guarantee import Guarantee
 from varprop.prediction.links import Link
 from varprop.prediction.monte_carlo import MonteCarlo
@@ -88,7 +88,7 @@ class _Loaded:
             ),
             "Selective": self.selective,
             "Conformal": lambda predictor, residuals: Conformal(
-                predictor, None if residuals is None else Residuals(torch.tensor(residuals, dtype=torch.float64))
+                predictor, None if residuals is None else torch.tensor(residuals, dtype=torch.float64)
             ),
             "PerLabel": PerLabel,
         }

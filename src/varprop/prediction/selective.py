@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
 from varprop.errors import GuaranteeError, InputError
-from varprop.prediction.answer import Answer
 from varprop.prediction.guarantee import Guarantee, guarantee
-from varprop.prediction.prediction import Prediction
+from varprop.prediction.prediction import BatchOutput, Prediction
 from varprop.prediction.predictors import Predictor, Wrapper, answers
 
 ABSTAIN = -1
@@ -23,7 +23,7 @@ CONFIDENCE = attrgetter("confidence")
 
 
 @dataclass(frozen=True)
-class Decision(Answer):
+class Decision(BatchOutput):
     """A prediction, and which of its examples are answered."""
 
     prediction: Prediction
@@ -60,8 +60,11 @@ class Decision(Answer):
         return self.prediction.columns() | {"label": label, "answered": self.answered.flatten().cpu().numpy()}
 
     @property
-    def _places(self) -> tuple[int, ...]:
+    def _positions(self) -> tuple[int, ...]:
         return self.answered.shape
+
+
+register_dataclass(Decision)
 
 
 class Selective(Wrapper):
