@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import varprop as vp
 from tests.models import posterior_of
 from varprop.calibration.adaptive import Candidate, choose
-from varprop.calibration.held_out import HeldOut, deal
+from varprop.calibration.folds import split_folds
+from varprop.calibration.procedure import HeldOut
 from varprop.calibration.shrinkage import COMMON, Pass, Prior, fit
 from varprop.calibration.widths import Wide
 from varprop.errors import CalibrationError
@@ -161,14 +162,14 @@ def test_a_prior_of_small_spread_keeps_scales_together():
     assert apart @ precision @ apart == pytest.approx(2 / 0.1**2)
 
 
-def test_dealing():
+def test_folds():
     x, y = torch.arange(1000.0)[:, None], torch.arange(1000)
-    dealt = deal(HeldOut(DataLoader(TensorDataset(x, y), batch_size=70)), 5, 2000, 256)
-    seen = torch.cat([piece.batch.target for piece in dealt.pieces])
+    folds = split_folds(HeldOut(DataLoader(TensorDataset(x, y), batch_size=70)), 5, 2000, 256)
+    seen = torch.cat([piece.batch.target for piece in folds.pieces])
     assert sorted(seen.tolist()) == list(range(1000))
-    assert all(torch.equal(piece.batch.args[0][:, 0], piece.batch.target.float()) for piece in dealt.pieces)
-    assert np.array_equal(dealt.folds, seen.numpy() % 5)  # turns, also in a sorted set
-    thin = deal(HeldOut([(x[:300], y[:300]), (x[300:], y[300:])]), 5, 100, 256)
+    assert all(torch.equal(piece.batch.args[0][:, 0], piece.batch.target.float()) for piece in folds.pieces)
+    assert np.array_equal(folds.of_examples, seen.numpy() % 5)  # turns, also in a sorted set
+    thin = split_folds(HeldOut([(x[:300], y[:300]), (x[300:], y[300:])]), 5, 100, 256)
     kept = torch.cat([piece.batch.target for piece in thin.pieces])
     assert sorted(kept.tolist()) == list(range(0, 1000, thin.stride))
     assert 100 <= len(kept) <= 200
@@ -216,7 +217,6 @@ def test_scales_can_be_left_out_or_selected():
     assert {name for name, alpha in fitted.scales.items() if alpha != 1} <= {"(output)"}
 
 
-@pytest.mark.second
 @pytest.mark.second
 def test_calibrating_again_begins_anew():
     y = torch.where(X[:300, 0] > -0.7, labels()[:300], 0)

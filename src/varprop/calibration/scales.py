@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from varprop.calibration.adaptive import Adaptive
-from varprop.calibration.held_out import HeldOut
-from varprop.calibration.request import Procedure, Request
+from varprop.calibration.procedure import HeldOut, Procedure, Request
 from varprop.errors import CalibrationError, InputError, PrecisionError
 from varprop.graph.walk import OUTPUT
 from varprop.network.moment_net import MomentNet

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from varprop.calibration.held_out import Piece
-from varprop.calibration.stages import Stages, size_of, stages
-from varprop.calibration.widths import Array, Ending
+from varprop.calibration.folds import Piece
+from varprop.calibration.stages import Prepared, StagedNet
+from varprop.calibration.widths import Array, OutputParameter
 from varprop.errors import CalibrationError
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
@@ -36,32 +36,32 @@ class Pass:
     gradients: Array
 
 
-class Layers:
-    """The losses of pieces as a function of θ: log α of the named scales, and the setting u of the output."""
+class ScaleObjective:
+    """The losses of pieces as a function of θ: log α of the named scales, and the parameter u of the output."""
 
     def __init__(
         self,
         net: MomentNet,
-        output: Ending,
+        output: OutputParameter,
         names: Sequence[str],
         cache: int,
         tick: Callable[[float], None],
         group: Any = None,
     ) -> None:
-        self.net, self.output, self.names, self.room, self.tick, self.group = net, output, names, cache, tick, group
+        self.output, self.room, self.tick, self.group = output, cache, tick, group
         self.scales = [net.scale[scale_path(name)] for name in names]
-        self.stages: dict[int, Stages] = {}
-        self.kept: dict[int, tuple[Stages, tuple[Any, ...]]] = {}
+        self.staged = StagedNet(net, lambda: names)
+        self.kept: dict[int, Prepared] = {}
 
-    def run(self, pieces: Iterable[Piece], *thetas: Array, keep: bool = True, gradients: bool = True) -> Pass:
+    def evaluate(self, pieces: Iterable[Piece], *thetas: Array, keep: bool = True, gradients: bool = True) -> Pass:
         """At one θ, or at one for each fold. What ``keep`` keeps is used again for the piece in the same place."""
         self.tick(3 if gradients else 1)
 
         def one(number: int, piece: Piece) -> dict[str, Tensor]:
             u = self.set(thetas[piece.fold % len(thetas)], gradients=gradients)
-            stage, prepared = (self.kept.get(number) if keep else None) or self._prepare(number, piece, keep)
+            prepared = (self.kept.get(number) if keep else None) or self._prepare(number, piece, keep)
             with torch.set_grad_enabled(gradients):
-                found = self.output.loss(stage.finish(prepared), piece.batch.target.to(self.net.device), u)
+                found = self.output.loss(prepared.finish(), prepared.target, u)
             row = []
             if gradients:
                 found.sum().backward()
@@ -81,16 +81,12 @@ class Layers:
         u = theta[len(self.scales) :].sum()
         return torch.tensor(u, dtype=torch.float64, requires_grad=gradients and self.output.fitted)
 
-    def _prepare(self, number: int, piece: Piece, keep: bool) -> tuple[Stages, tuple[Any, ...]]:
-        batch = piece.batch.to(self.net.device)
-        plan, leaves = self.net.plan(batch.args, batch.kwargs)
-        if id(plan) not in self.stages:
-            self.stages[id(plan)] = stages(self.net, plan, {scale_path(name) for name in self.names})
-        item = self.stages[id(plan)], self.stages[id(plan)].prepare(leaves)
-        if keep and (size := size_of(item[1])) <= self.room:
-            self.kept[number] = item
+    def _prepare(self, number: int, piece: Piece, keep: bool) -> Prepared:
+        prepared = self.staged.prepare(piece.batch)
+        if keep and (size := prepared.nbytes) <= self.room:
+            self.kept[number] = prepared
             self.room -= size
-        return item
+        return prepared
 
 
 @dataclass(frozen=True)

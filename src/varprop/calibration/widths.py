@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from varprop.calibration.held_out import Dealt, Piece
+from varprop.calibration.folds import Folds, Piece
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
 from varprop.moments import Moments
@@ -35,7 +35,7 @@ SHIFTED = 0.3  # and of log T with variance around that without: variance says w
 EXPLAINED = 1.0  # of the noise of a regression, of which variance is to take over a part
 
 
-class Ending:
+class OutputParameter:
     """One number u that is fitted at the output, by the kind of link.
 
     For classes it is log T, by which logits are divided; for a regression whose noise is not given, the log of the
@@ -76,7 +76,7 @@ class Ending:
     def best(self, logits: list[Moments], targets: list[Tensor]) -> float:
         """The most likely u of a network without variance."""
         if isinstance(self.link, ClassLink):
-            return lowest(self._mean_loss(logits, targets))[1]
+            return self._best_temperature(self.link, logits, targets)
         if not self.fitted:
             return 0.0
         for a, b in zip(logits, targets, strict=True):
@@ -84,18 +84,18 @@ class Ending:
         squares = torch.cat([(a.mean - b).square().flatten() for a, b in zip(logits, targets, strict=True)])
         return 0.5 * math.log(max(float(squares.double().mean()), 1e-30))
 
-    def _mean_loss(self, logits: list[Moments], targets: list[Tensor]) -> Callable[[float], float]:
-        """As a function of log T, with its prior and without the samples that a variance would need."""
-        link, pairs = self.link, [(pair.mean.double(), target) for pair, target in zip(logits, targets, strict=True)]
+    @staticmethod
+    @torch.no_grad()
+    def _best_temperature(link: ClassLink, logits: list[Moments], targets: list[Tensor]) -> float:
+        """The log T of least loss, with its prior and without the samples that a variance would need."""
+        pairs = [(pair.mean.double(), target) for pair, target in zip(logits, targets, strict=True)]
         examples = sum(len(target) for target in targets)
-        assert isinstance(link, ClassLink)
 
-        @torch.no_grad()
-        def mean(u: float) -> float:
+        def loss(u: float) -> float:
             likely = torch.cat([link.log_likelihood(x / math.exp(u), y).flatten() for x, y in pairs]).mean()
             return 0.5 * (u / TEMPERED) ** 2 / examples - float(likely)
 
-        return mean
+        return lowest(loss)[1]
 
 
 class Wide:
@@ -136,7 +136,7 @@ class Widths:
         width, setting = np.unravel_index(int(total.argmin()), total.shape)
         return int(width), int(setting)
 
-    def crossed(self, folds: NDArray[np.int64], *, variance: bool = True) -> Array:
+    def cross_validated(self, folds: NDArray[np.int64], *, variance: bool = True) -> Array:
         """The loss of each example at what is best for the other folds."""
         found = np.empty(len(folds))
         for fold in np.unique(folds):
@@ -152,14 +152,16 @@ class Widths:
         return width, int(totals[width].argmin())
 
 
-def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], None], group: Any = None) -> Widths:
+def search(
+    wide: Wide, folds: Folds, output: OutputParameter, tick: Callable[[float], None], group: Any = None
+) -> Widths:
     """Run the network once for each width."""
-    targets = [piece.batch.target.to(wide.net.device) for piece in dealt.pieces]
+    targets = folds.targets(wide.net.device)
 
     def run(width: float) -> list[Moments]:
         wide.set(width)
         tick(1)
-        return forward(wide.net, dealt, group)
+        return forward(wide.net, folds, group)
 
     plain = run(0.0)
     if not all(bool(logits.mean.isfinite().all()) for logits in plain):
@@ -195,7 +197,7 @@ def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], Non
 class _Prior:
     """−log p(u) of settings u up to a constant: with variance, around what is best without."""
 
-    def __init__(self, output: Ending, settings: Array, losses: Array) -> None:
+    def __init__(self, output: OutputParameter, settings: Array, losses: Array) -> None:
         self.spread, self.shift = TEMPERED if output.tempers else math.inf, output.shift
         self.alone = float(settings[(losses.sum(-1) + self(0.0, settings)).argmin()])
 
@@ -206,12 +208,12 @@ class _Prior:
 
 
 @torch.no_grad()
-def forward(net: MomentNet, dealt: Dealt, group: Any = None) -> list[Moments]:
+def forward(net: MomentNet, folds: Folds, group: Any = None) -> list[Moments]:
     def one(_: int, piece: Piece) -> dict[str, Tensor]:
         batch = piece.batch.to(net.device)
         return net(*batch.args, **batch.kwargs)._asdict()
 
-    found = shared(dealt.pieces, one, group)
+    found = shared(folds.pieces, one, group)
     return [Moments(each["mean"].to(net.device), each["var"].to(net.device)) for each in found]
 
 

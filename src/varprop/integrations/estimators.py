@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 from torch import Tensor, nn
 
 from varprop.calibration.fitting import fit
-from varprop.calibration.request import Procedure
+from varprop.calibration.procedure import Procedure
 from varprop.calibration.scales import ADAPTIVE
 from varprop.posterior import Posterior
 from varprop.prediction.links import Gaussian, Link, Softmax
