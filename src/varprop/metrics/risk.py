@@ -99,24 +99,21 @@ def gains(correctness: Tensor, cost: float) -> Tensor:
     return torch.where(correctness > 0, correctness, -cost)
 
 
-def answered(confidence: Tensor, threshold: float) -> Tensor:
-    """Which examples are answered.
-
-    The threshold is rounded to the confidence's dtype: 0.9 answers a float32 confidence of 0.9. Rounding is monotone,
-    so nothing that reached the threshold before it was rounded is left out.
-    """
-    return confidence >= torch.tensor(threshold, dtype=torch.float64).to(confidence.dtype).to(confidence.device)
-
-
 def effective_reliability(confidence: Tensor, correctness: Tensor, cost: float, threshold: float) -> Tensor:
     """Φ_c: the mean of the correctness if answered and above 0, −c if answered and 0, and 0 if not answered.
 
-    The threshold ``inf`` answers nothing. Choose it with ``best_threshold`` on validation data.
+    The threshold ``inf`` answers nothing. Choose it with ``best_threshold`` on validation data. It is rounded to the
+    confidence's dtype: 0.9 answers a float32 confidence of 0.9. Rounding is monotone, so nothing that reached the
+    threshold before it was rounded is left out.
     """
-    cost = inputs.non_negative("cost", cost)
-    threshold = inputs.number("threshold", threshold)
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
-    return torch.where(answered(confidence, threshold), gains(correctness, cost), 0).mean()
+    return inputs.mean(reliability_of_each(confidence, correctness, cost, threshold))
+
+
+def reliability_of_each(confidence: Tensor, correctness: Tensor, cost: float, threshold: float) -> Tensor:
+    cost, threshold = inputs.non_negative("cost", cost), inputs.number("threshold", threshold)
+    confidence, correctness = inputs.scored(confidence, correctness)
+    lowest = torch.tensor(threshold, dtype=torch.float64).to(confidence.dtype).to(confidence.device)
+    return torch.where(confidence >= lowest, gains(correctness, cost), 0)
 
 
 def best_threshold(confidence: Tensor, correctness: Tensor, cost: float) -> float:
