@@ -15,8 +15,8 @@ from tests.models import posterior_of
 from varprop.calibration.adaptive import Candidate, choose
 from varprop.calibration.folds import split_folds
 from varprop.calibration.procedure import HeldOut
-from varprop.calibration.shrinkage import COMMON, Pass, Prior, fit
-from varprop.calibration.widths import Wide
+from varprop.calibration.shrinkage import COMMON_STD, Pass, Prior, fit
+from varprop.calibration.widths import PosteriorWidth
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
 
@@ -109,7 +109,7 @@ def test_scales_are_as_free_as_there_are_examples_for_them():
 
 def test_no_variance_is_the_plain_network():
     net = small()
-    Wide(net).set(0.0)
+    PosteriorWidth(net).set(0.0)
     mean, var = net(X[:5])
     assert torch.allclose(mean, net._model[0](X[:5]), atol=1e-6)
     assert float(var.abs().max()) == 0
@@ -118,7 +118,7 @@ def test_no_variance_is_the_plain_network():
 def test_the_width_is_that_of_the_weights():
     """Setting the width changes what was folded from the weights, as a new network would have it."""
     net, model = small(), small()._model[0]
-    wide = Wide(net)
+    wide = PosteriorWidth(net)
     wide.set(0.3)
     means = dict([*net.mean])
     relative = sum(float(v.sum()) for _, v in net.var) / sum(float(means[p].square().sum()) for p, _ in net.var)
@@ -158,7 +158,7 @@ def test_newton_finds_the_minimum_of_a_penalised_loss():
 def test_a_prior_of_small_spread_keeps_scales_together():
     precision = Prior(0.1, 0.0, 1.0).precision(4)
     together, apart = np.array([1.0, 1.0, 1.0, 0.0]), np.array([1.0, -1.0, 0.0, 0.0])
-    assert together @ precision @ together == pytest.approx(1 / COMMON**2)
+    assert together @ precision @ together == pytest.approx(1 / COMMON_STD**2)
     assert apart @ precision @ apart == pytest.approx(2 / 0.1**2)
 
 
@@ -193,7 +193,7 @@ def test_regression_with_noise_that_is_not_known():
     assert link.noise_std == fitted.calibration.noise_std
     alone = vp.links.Gaussian(float((net(X[:500]).mean - y[:500]).square().mean().sqrt()))
     plain = small("regression")
-    Wide(plain).set(0.0)
+    PosteriorWidth(plain).set(0.0)
     assert float(link.loss(fitted(X[500:]), y[500:]).mean()) < float(alone.loss(plain(X[500:]), y[500:]).mean()) + 0.02
     assert fitted.calibration.noise_std == pytest.approx(0.3, rel=0.2)
     assert fitted.temperature == 1

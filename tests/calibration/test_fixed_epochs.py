@@ -100,7 +100,7 @@ def test_what_no_scale_can_change_is_computed_once(rules, monkeypatch):
     net = vp.propagate(small()._model[0], posterior_of(small()._model[0], 0.05), rules)
     runs = []
     original = stages.StagedNet.prepare
-    monkeypatch.setattr(stages.StagedNet, "prepare", lambda self, batch: runs.append(1) or original(self, batch))
+    monkeypatch.setattr(stages.StagedNet, "prepare", lambda *args: runs.append(1) or original(*args))
     calibrate(net, [(X, Y)], scales=vp.OUTPUT_ONLY, epochs=5)
     assert len(runs) == 4  # batches of 100, once each
     _, live = stages.split(net, net.plan((X,), {})[0], {"(output).log_alpha"})

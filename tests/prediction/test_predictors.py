@@ -10,7 +10,7 @@ import varprop as vp
 from tests.models import posterior_of
 from varprop.errors import InputError, OutputError, TrainingModeError
 from varprop.evaluation.methods import named
-from varprop.prediction.temperature import lowest, with_noise
+from varprop.prediction.temperature import minimize, with_noise
 
 
 def small(seed=0):
@@ -206,10 +206,10 @@ def test_temperature_of_a_propagated_network(model, posterior):
 
 def test_minimum_where_gradients_vanish():
     """A long plateau on one side, where a gradient method would stop."""
-    y, x = lowest(lambda t: -math.exp(-(((t - 1.3) / 0.7) ** 2)))
+    y, x = minimize(lambda t: -math.exp(-(((t - 1.3) / 0.7) ** 2)))
     assert x == pytest.approx(1.3, abs=1e-4)
     assert y == pytest.approx(-1.0)
-    assert lowest(lambda t: math.inf if t < 0 else (t - 0.5) ** 2)[1] == pytest.approx(0.5, abs=1e-3)
+    assert minimize(lambda t: math.inf if t < 0 else (t - 0.5) ** 2)[1] == pytest.approx(0.5, abs=1e-3)
 
 
 # --- noise -----------------------------------------------------------------------------------------------

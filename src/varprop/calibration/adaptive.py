@@ -14,7 +14,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.calibration.folds import Folds, Piece, parts, split_folds
 from varprop.calibration.procedure import HeldOut, Request
 from varprop.calibration.shrinkage import Pass, Prior, ScaleObjective, fit
-from varprop.calibration.widths import WIDEST, Array, OutputParameter, Wide, Widths, forward, search
+from varprop.calibration.widths import WIDEST, Array, OutputParameter, PosteriorWidth, Widths, forward, search
 from varprop.errors import CalibrationError
 from varprop.network.moment_net import MomentNet
 from varprop.network.record import Calibration
@@ -94,7 +94,7 @@ class _Fit:
     passes: float = 0.0
 
     def __post_init__(self) -> None:
-        self.output, self.wide = OutputParameter(self.request.link), Wide(self.net)
+        self.output, self.wide = OutputParameter(self.request.link), PosteriorWidth(self.net)
 
     def run(self) -> MomentNet:
         names = self.request.selected(self.net.scales)
@@ -117,8 +117,8 @@ class _Fit:
         fitted = Candidate("temperature", widths.cross_validated(folds, variance=False), setting=widths.settings[alone])
         return [
             # A regression without its noise has no loss: there, nothing is simpler than the noise alone.
-            Candidate("plain", widths.plain) if self.output.tempers else replace(fitted, name="plain"),
-            fitted if self.output.tempers else replace(fitted, name="noise"),
+            Candidate("plain", widths.plain) if self.output.is_temperature else replace(fitted, name="plain"),
+            fitted if self.output.is_temperature else replace(fitted, name="noise"),
             Candidate("width", widths.cross_validated(folds), widths.widths[width], setting=widths.settings[setting]),
         ]
 
@@ -163,40 +163,40 @@ class _Fit:
         self.tick(passes)
 
     def _finish(self, widths: Widths, found: list[Candidate], chosen: Candidate) -> MomentNet:
-        if self.output.tempers:
+        if self.output.is_temperature:
             self.net.temperature = math.exp(chosen.setting)
         self.net.calibration = Calibration(
             chosen=chosen.name,
             nll={candidate.name: candidate.nll for candidate in found},
             width=chosen.width,
-            noise_std=math.exp(chosen.setting) if self.output.fitted and not self.output.tempers else None,
+            noise_std=math.exp(chosen.setting) if self.output.fitted and not self.output.is_temperature else None,
             examples=self.folds.examples,
             converged=chosen.converged,
             passes=self.passes,
         )
-        self._warn(widths, chosen)
+        for warning in self._warnings(widths, chosen):
+            warnings.warn(warning, stacklevel=5)  # at the call of calibrate
         return self.net
 
-    def _warn(self, widths: Widths, chosen: Candidate) -> None:
+    def _warnings(self, widths: Widths, chosen: Candidate) -> Iterator[str]:
         """Of what a user can do something about."""
         examples = self.folds.examples
         if widths.accuracy == 1 and examples >= SUSPICIOUS:
-            _say(f"not one of {examples} held-out examples is wrong: was the model trained on them? Then give others")
+            yield f"not one of {examples} held-out examples is wrong: was the model trained on them? Then give others"
         if widths.accuracy is not None and chosen.width:
-            found = forward(self.net, self.folds, self.request.group)
-            accuracy = self.output.accuracy(found, self.folds.targets(self.net.device)) or 0.0
+            accuracy = self.output.accuracy(forward(self.net, self.folds, self.request.group)) or 0.0
             if widths.accuracy - accuracy > max(FALLEN, 2 * math.sqrt(0.25 / examples)):
-                _say(
+                yield (
                     f"accuracy falls from {widths.accuracy:.1%} to {accuracy:.1%} where the likelihood is best: "
                     "try scales=OUTPUT_ONLY, or another posterior"
                 )
         if chosen.width and chosen.width >= 10**WIDEST:
-            _say("the best width of the posterior is the largest that was tried: is its shape right for this model?")
+            yield "the best width of the posterior is the largest that was tried: is its shape right for this model?"
         if odd := {n: a for n, a in self.net.scales.items() if not USUAL[0] <= a <= USUAL[1]}:
             listed = ", ".join(f"{name} ({alpha:.2g})" for name, alpha in odd.items())
-            _say(f"some scales are far from 1: {listed}. Their layers have next to no say; try scales=OUTPUT_ONLY")
+            yield f"some scales are far from 1: {listed}. Their layers have next to no say; try scales=OUTPUT_ONLY"
         if not chosen.converged:
-            _say(f"the scales had not settled after {self.procedure.steps} steps: Adaptive(steps=…) takes more")
+            yield f"the scales had not settled after {self.procedure.steps} steps: Adaptive(steps=…) takes more"
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
@@ -223,7 +223,3 @@ def _check(found: Folds, request: Request, folds: int) -> None:
             raise CalibrationError(
                 f"all held-out examples have the label {int(labels)}: no probability can be fitted to that"
             )
-
-
-def _say(text: str) -> None:
-    warnings.warn(text, stacklevel=7)  # at the call of calibrate

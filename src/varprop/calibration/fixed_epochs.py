@@ -24,8 +24,8 @@ from varprop.prediction.targets import mean_of_each
 
 FEW = 30  # held-out examples for each scale, below which the scales fit noise
 SHARPER = 0.8  # the temperature that is tried, to see whether predictions are underconfident
-CLEARLY = 3.0  # standard errors of its gain that the gain must exceed to be spoken of,
-WORTH_SAYING = 0.01  # and the share of the loss
+CLEARLY = 3.0  # standard errors of its gain that the gain must exceed for a warning,
+RELEVANT = 0.01  # and the share of the loss
 STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _Fit:
         self.net, self.request, self.link, self.lr = net, request, request.link, lr
         self.trained: dict[str, nn.Parameter] = {}
         self.optimizer = torch.optim.Adam([{"params": []}], lr=lr)
-        self.staged = StagedNet(net, self._train)
+        self.staged = StagedNet(net)
         self.room = request.cache
         self.kept: list[Prepared] | None = []
         self.losses: list[float] = []  # per example, one for each epoch
@@ -115,7 +115,7 @@ class _Fit:
             while start < len(batch):
                 piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled))
                 start, filled = start + len(piece), (filled + len(piece)) % batch_size
-                item = self.staged.prepare(piece)
+                item = self.staged.prepare(piece, self._train)
                 self.room -= item.nbytes
                 if self.room < 0:  # kept for the next epochs is everything or nothing
                     self.kept = None
@@ -167,7 +167,7 @@ def _warn(gains: Tensor | None, loss: float, count: int, scales: int) -> bool:
     ``gains``: by how much sharper predictions would lower the loss of each example.
     """
     gain, error = (0.0, 0.0) if gains is None else (float(gains.mean()), float(gains.double().std()) / count**0.5)
-    if gain > max(CLEARLY * error, WORTH_SAYING * loss):
+    if gain > max(CLEARLY * error, RELEVANT * loss):
         warnings.warn(
             f"these predictions are underconfident: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
             "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "

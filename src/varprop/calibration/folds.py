@@ -42,10 +42,6 @@ class Folds:
         """In the order of the pieces."""
         return np.repeat(self.of_pieces, [len(piece.batch) for piece in self.pieces])
 
-    def targets(self, device: torch.device) -> list[Tensor]:
-        """Of each piece."""
-        return [piece.batch.target.to(device) for piece in self.pieces]
-
 
 def split_folds(batches: HeldOut, folds: int, most: int, micro_batch: int) -> Folds:
     """Read the batches once. Of more than 2·``most`` examples every second, fourth, … is kept.

@@ -20,12 +20,12 @@ from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
 from varprop.sharing import shared
 
-COMMON = 0.5  # standard deviation of the prior of the common log α: the width has been found already
-FURTHEST = 1.5  # no entry of θ moves further in one step
-ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
-LATELY, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more
-POOR = 0.5  # a step that keeps less of its promise goes too far, and the next one too
-SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
+COMMON_STD = 0.5  # standard deviation of the prior of the common log α: the width has been found already
+LONGEST_STEP = 1.5  # no entry of θ moves further in one step
+WORTH_A_STEP = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
+PATIENCE, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more
+POOR_RATIO = 0.5  # a step that keeps less of its promise goes too far, and the next one too
+DIAGONAL_SHARE = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class ScaleObjective:
         tick: Callable[[float], None],
         group: Any = None,
     ) -> None:
-        self.output, self.room, self.tick, self.group = output, cache, tick, group
+        self.output, self.names, self.room, self.tick, self.group = output, names, cache, tick, group
         self.scales = [net.scale[scale_path(name)] for name in names]
-        self.staged = StagedNet(net, lambda: names)
+        self.staged = StagedNet(net)
         self.kept: dict[int, Prepared] = {}
 
     def evaluate(self, pieces: Iterable[Piece], *thetas: Array, keep: bool = True, gradients: bool = True) -> Pass:
@@ -82,7 +82,7 @@ class ScaleObjective:
         return torch.tensor(u, dtype=torch.float64, requires_grad=gradients and self.output.fitted)
 
     def _prepare(self, number: int, piece: Piece, keep: bool) -> Prepared:
-        prepared = self.staged.prepare(piece.batch)
+        prepared = self.staged.prepare(piece.batch, lambda: self.names)
         if keep and (size := prepared.nbytes) <= self.room:
             self.kept[number] = prepared
             self.room -= size
@@ -101,7 +101,7 @@ class Prior:
         result = np.eye(size) / self.shift**2
         if scales := size - 1:
             mean = np.full((scales, scales), 1 / scales)
-            result[:-1, :-1] = (np.eye(scales) - mean) / self.spread**2 + mean / scales / COMMON**2
+            result[:-1, :-1] = (np.eye(scales) - mean) / self.spread**2 + mean / scales / COMMON_STD**2
         return result
 
     def centre(self, size: int) -> Array:
@@ -138,12 +138,12 @@ def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: ND
     for _ in range(steps):
         curvature = fisher(found.gradients) + precision
         step = _bounded(-np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope))
-        flat = len(before) > LATELY and before[-1 - LATELY] - best < FLAT * len(theta)
-        if converged := flat or -0.5 * float(slope @ step) < ENOUGH:
+        flat = len(before) > PATIENCE and before[-1 - PATIENCE] - best < FLAT * len(theta)
+        if converged := flat or -0.5 * float(slope @ step) < WORTH_A_STEP:
             break
         tried, value, next_slope = look(theta + step)
         kept = (best - value) / -float(slope @ step + 0.5 * step @ curvature @ step)  # of what the step promised
-        damping = max(4 * damping, 1.0) if kept <= 0 else max(2 * damping, 0.5) if kept < POOR else damping / 4
+        damping = max(4 * damping, 1.0) if kept <= 0 else max(2 * damping, 0.5) if kept < POOR_RATIO else damping / 4
         if kept > 0:
             theta, found, best, slope = theta + step, tried, value, next_slope
         before.append(best)
@@ -160,8 +160,8 @@ def fisher(gradients: Array) -> Array:
     pieces = len(gradients)
     centred = gradients - gradients.mean(0)
     total = centred.T @ centred * (pieces / max(pieces - 1, 1))
-    return (1 - SOFTENED) * total + SOFTENED * np.diag(np.diag(total))
+    return (1 - DIAGONAL_SHARE) * total + DIAGONAL_SHARE * np.diag(np.diag(total))
 
 
 def _bounded(step: NDArray[np.floating[Any]]) -> Array:
-    return np.asarray(step * min(1.0, FURTHEST / max(float(np.abs(step).max()), 1e-12)), np.float64)
+    return np.asarray(step * min(1.0, LONGEST_STEP / max(float(np.abs(step).max()), 1e-12)), np.float64)

@@ -34,20 +34,18 @@ class Prepared(NamedTuple):
 
 
 class StagedNet:
-    """``prepare(batch).finish()`` is what the network computes; ``prepare`` has to run only once for each batch.
+    """``prepare(batch, …).finish()`` is what the network computes; ``prepare`` has to run only once for each batch."""
 
-    ``trained()`` names the scales that the second stage depends on; it is asked when a graph is met for the first time.
-    """
-
-    def __init__(self, net: MomentNet, trained: Callable[[], Iterable[str]]) -> None:
-        self.net, self.trained = net, trained
+    def __init__(self, net: MomentNet) -> None:
+        self.net = net
         self._stages: dict[int, tuple[fx.GraphModule, fx.GraphModule]] = {}
 
-    def prepare(self, batch: Batch) -> Prepared:
+    def prepare(self, batch: Batch, trained: Callable[[], Iterable[str]]) -> Prepared:
+        """``trained`` names the scales that are not fixed; it is called where the batch needs a new graph."""
         batch = batch.to(self.net.device)
         plan, leaves = self.net.plan(batch.args, batch.kwargs)
         if id(plan) not in self._stages:
-            self._stages[id(plan)] = split(self.net, plan, {scale_path(name) for name in self.trained()})
+            self._stages[id(plan)] = split(self.net, plan, {scale_path(name) for name in trained()})
         frozen, live = self._stages[id(plan)]
         with torch.no_grad():
             return Prepared(live, frozen(*leaves), batch.target)

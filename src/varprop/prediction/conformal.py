@@ -26,7 +26,7 @@ from torch import Tensor
 from varprop.errors import GuaranteeError, InputError
 from varprop.prediction.links import Gaussian
 from varprop.prediction.prediction import Regression
-from varprop.prediction.predictors import Predictor, Wrapper, answers
+from varprop.prediction.predictors import Predictor, Wrapper, predict_batches
 from varprop.prediction.targets import refuse_shape
 
 
@@ -65,7 +65,7 @@ class Conformal(Wrapper):
 
         They must be new to model, posterior and calibration, and drawn like what is to come.
         """
-        found = [_residuals(prediction, target) for prediction, target in answers(self.predictor, batches)]
+        found = [_residuals(prediction, target) for prediction, target in predict_batches(self.predictor, batches)]
         return Conformal(self.predictor, torch.cat(found).sort().values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Regression:

@@ -44,10 +44,8 @@ class BatchOutput(ABC):
     def __getitem__(self, rows: Any) -> Self:
         """Some of the examples: a slice, a mask, indices; or one, still with a dimension for examples."""
         if isinstance(rows, int | np.integer):
-            index = rows + len(self) if rows < 0 else rows
-            if not 0 <= index < len(self):
-                raise IndexError(f"there are {len(self)} examples, and none has the number {rows}")
-            rows = slice(index, index + 1)
+            row = range(len(self))[rows]  # counted from the end if negative; beyond the last one, an IndexError
+            rows = slice(row, row + 1)
         return tree_map_only(Tensor, lambda x: x[rows], self)
 
     def drop_unlabelled(self, target: Tensor) -> tuple[Self, Tensor]:
@@ -174,24 +172,22 @@ class Prediction(BatchOutput):
 
     def correctness(self, target: Tensor) -> Tensor:
         """How right the labels are, in [0, 1]: 0 or 1 for class indices; for a score per class, the label's score."""
-        label = self.label
+        label, single = self.label, self.probs.shape[-1] == 1
+        if single and target.shape == self.probs.shape:
+            target = target[..., 0]
         if not target.is_floating_point():
-            if target.shape == self.probs.shape and self.probs.shape[-1] == 1:
-                target = target[..., 0]
             if target.shape != label.shape:
                 expected = f"{list(label.shape)}, or floats of {list(self.probs.shape)} (a score per class)"
                 raise InputError(f"labels of shape {list(target.shape)}, where class indices would be {expected}")
             refuse_unlabelled(target)
             return (label == target).to(self.probs.dtype)
-        if self.probs.shape[-1] == 1 and target.shape == label.shape:
-            target = target.unsqueeze(-1)
-        if target.shape != self.probs.shape:
+        if target.shape != (label.shape if single else self.probs.shape):
             raise InputError(
                 f"scores of shape {list(target.shape)} for probabilities {list(self.probs.shape)}: class indices are "
                 "integers, and numbers that were measured need a regression, link=vp.links.Gaussian()"
             )
-        if self.probs.shape[-1] == 1:
-            return torch.where(label == 1, target[..., 0], 1 - target[..., 0])
+        if single:
+            return torch.where(label == 1, target, 1 - target)
         return target.gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
 

@@ -22,10 +22,10 @@ from varprop.network import saving
 from varprop.network.moment_net import MomentNet
 from varprop.network.storage import reported
 from varprop.posterior import Posterior
-from varprop.prediction import stored
 from varprop.prediction.card import write_card
 from varprop.prediction.links import ClassLink, Gaussian, Link, Sigmoid, Softmax
 from varprop.prediction.prediction import Prediction, Regression, concatenate
+from varprop.prediction.predictor_config import describe_link, processor_name
 from varprop.prediction.targets import labelled
 from varprop.rules import CVP
 
@@ -89,13 +89,13 @@ class Predictor(ABC):
         lie beside. ``evaluation`` (of ``vp.evaluate``) adds its figures to the card.
         """
         processor, folder = self.processor if processor is None else processor, Path(path)
-        name = stored.processor_name(processor)
+        name = processor_name(processor)
         config = saving.save(
             self.network(),
             folder,
             processor.save_pretrained if name else None,
             predictor=self.describe(),
-            link=stored.describe(self.link),
+            link=describe_link(self.link),
             classes=self.classes,
             processor=name,
         )
@@ -258,11 +258,11 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
     )
 
 
-def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
+def predict_batches(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
     """The prediction for each batch, with its target, on the predictor's device; what has no label is left out."""
     some = False
     for batch in read(batches):
-        prediction, target = answer(predictor, batch)
+        prediction, target = predict_batch(predictor, batch)
         if len(target):
             some = True
             yield prediction, target
@@ -270,7 +270,7 @@ def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
         raise InputError(UNLABELLED)
 
 
-def answer(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
+def predict_batch(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
     """The prediction for one batch, with its target, in the same way."""
     batch = batch.to(predictor.device)
     prediction = predictor(*batch.args, **batch.kwargs)

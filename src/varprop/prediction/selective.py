@@ -15,7 +15,7 @@ from torch.utils._pytree import register_dataclass
 from varprop.errors import GuaranteeError, InputError
 from varprop.prediction.guarantee import Guarantee, guarantee
 from varprop.prediction.prediction import BatchOutput, Prediction
-from varprop.prediction.predictors import Predictor, Wrapper, answers
+from varprop.prediction.predictors import Predictor, Wrapper, predict_batches
 
 ABSTAIN = -1
 """The label of an example that is not answered."""
@@ -101,7 +101,7 @@ class Selective(Wrapper):
         ``GuaranteeError`` if no threshold can promise that risk.
         """
         scores, correctness = [], []
-        for prediction, target in answers(self.predictor, batches):
+        for prediction, target in predict_batches(self.predictor, batches):
             if not isinstance(prediction, Prediction):
                 raise InputError("a guarantee needs answers that are right or wrong: regression has no such risk")
             scores.append(self.score(prediction).flatten())

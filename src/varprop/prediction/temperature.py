@@ -20,7 +20,7 @@ from varprop.metrics import gaussian_nll, rmse
 from varprop.moments import Moments
 from varprop.prediction.links import ClassLink, Gaussian
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import GaussianPredictor, Predictor, Wrapper, answers
+from varprop.prediction.predictors import GaussianPredictor, Predictor, Wrapper, predict_batches
 from varprop.prediction.targets import labelled
 
 LOWEST, HIGHEST = 1e-2, 1e2
@@ -89,7 +89,7 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
         before = nll(0.0)
         if not math.isfinite(before):
             raise InputError(f"the NLL of the held-out data is {before}: the logits are not finite")
-        after, best = min((before, 0.0), lowest(nll))
+        after, best = min((before, 0.0), minimize(nll))
         temperature = math.exp(best)
         if not 1.05 * LOWEST < temperature < HIGHEST / 1.05:
             warnings.warn(
@@ -114,16 +114,16 @@ def with_noise(predictor: _Predictor, batches: Any) -> _Predictor:
     """A regression with the noise of least NLL on ``batches``: from 1 % of the RMSE to 100 times it."""
     if predictor.link != Gaussian():
         raise InputError(f"there is no noise to fit with the link {predictor.link}: it must be Gaussian()")
-    parts = [(p.mean.flatten(), p.var.flatten(), target.flatten()) for p, target in answers(predictor, batches)]
+    parts = [(p.mean.flatten(), p.var.flatten(), target.flatten()) for p, target in predict_batches(predictor, batches)]
     mean, var, target = (torch.cat(column).double().cpu() for column in zip(*parts, strict=True))
     size = float(rmse(mean, target))
-    _, best = lowest(lambda u: float(gaussian_nll(mean, var + (size * math.exp(u)) ** 2, target))) if size else (0, 0)
+    _, best = minimize(lambda u: float(gaussian_nll(mean, var + (size * math.exp(u)) ** 2, target))) if size else (0, 0)
     found = copy.copy(predictor)
     found.link = Gaussian(size * math.exp(best))
     return found
 
 
-def lowest(function: Callable[[float], float], points: int = 17) -> tuple[float, float]:
+def minimize(function: Callable[[float], float], points: int = 17) -> tuple[float, float]:
     """The least value of a function of log T and where it is: the best of a grid, then Brent's method between its
     neighbours.
 
