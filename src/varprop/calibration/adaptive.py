@@ -147,7 +147,7 @@ class _Fit:
 
         def evaluate(theta: Array) -> Pass:
             pieces = (Piece(part, 0) for batch in self.held_out for part in parts(batch, size))
-            return objective.evaluate(pieces, theta, keep=False)
+            return objective.evaluate(pieces, theta)
 
         prior = Prior(chosen.spread, chosen.setting, self.output.shift)
         return fit(evaluate, start, prior, np.array([], int), 2).theta

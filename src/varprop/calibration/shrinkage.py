@@ -36,30 +36,32 @@ class Pass:
     gradients: Array
 
 
+@dataclass
 class ScaleObjective:
-    """The losses of pieces as a function of θ: log α of the named scales, and the parameter u of the output."""
+    """The losses of pieces as a function of θ: log α of the named scales, and the parameter u of the output.
 
-    def __init__(
-        self,
-        net: MomentNet,
-        output: OutputParameter,
-        names: Sequence[str],
-        cache: int,
-        tick: Callable[[float], None],
-        group: Any = None,
-    ) -> None:
-        self.output, self.names, self.room, self.tick, self.group = output, names, cache, tick, group
-        self.scales = [net.scale[scale_path(name)] for name in names]
-        self.staged = StagedNet(net)
+    What no scale can change is kept, up to ``room`` bytes, and used again for the piece in the same place.
+    """
+
+    net: MomentNet
+    output: OutputParameter
+    names: Sequence[str]
+    room: int
+    tick: Callable[[float], None]
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        self.scales = [self.net.scale[scale_path(name)] for name in self.names]
+        self.staged = StagedNet(self.net)
         self.kept: dict[int, Prepared] = {}
 
-    def evaluate(self, pieces: Iterable[Piece], *thetas: Array, keep: bool = True, gradients: bool = True) -> Pass:
-        """At one θ, or at one for each fold. What ``keep`` keeps is used again for the piece in the same place."""
+    def evaluate(self, pieces: Iterable[Piece], *thetas: Array, gradients: bool = True) -> Pass:
+        """At one θ, or at one for each fold."""
         self.tick(3 if gradients else 1)
 
         def one(number: int, piece: Piece) -> dict[str, Tensor]:
             u = self.set(thetas[piece.fold % len(thetas)], gradients=gradients)
-            prepared = (self.kept.get(number) if keep else None) or self._prepare(number, piece, keep)
+            prepared = self.kept.get(number) or self._prepare(number, piece)
             with torch.set_grad_enabled(gradients):
                 found = self.output.loss(prepared.finish(), prepared.target, u)
             row = []
@@ -81,9 +83,9 @@ class ScaleObjective:
         u = theta[len(self.scales) :].sum()
         return torch.tensor(u, dtype=torch.float64, requires_grad=gradients and self.output.fitted)
 
-    def _prepare(self, number: int, piece: Piece, keep: bool) -> Prepared:
+    def _prepare(self, number: int, piece: Piece) -> Prepared:
         prepared = self.staged.prepare(piece.batch, lambda: self.names)
-        if keep and (size := prepared.nbytes) <= self.room:
+        if (size := prepared.nbytes) <= self.room:
             self.kept[number] = prepared
             self.room -= size
         return prepared

@@ -46,7 +46,7 @@ class BatchOutput(ABC):
         if isinstance(rows, int | np.integer):
             row = range(len(self))[rows]  # counted from the end if negative; beyond the last one, an IndexError
             rows = slice(row, row + 1)
-        return tree_map_only(Tensor, lambda x: x[rows], self)
+        return tree_map_only(Tensor, lambda x: x[rows], self, is_leaf=_is_names)
 
     def drop_unlabelled(self, target: Tensor) -> tuple[Self, Tensor]:
         """Without what has no label (−100): tokens, pixels, examples or single labels of many."""
@@ -58,7 +58,7 @@ class BatchOutput(ABC):
         return self[chosen], target[chosen]
 
     def to(self, device: torch.device | str) -> Self:
-        return tree_map_only(Tensor, lambda x: x.to(device), self)
+        return tree_map_only(Tensor, lambda x: x.to(device), self, is_leaf=_is_names)
 
     def to_pandas(self) -> Any:
         """A table with a row for each example; for each of their tokens or pixels, if those have an answer each."""
@@ -80,7 +80,7 @@ class BatchOutput(ABC):
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, those of parts with a dot: ``logits.mean``."""
-        leaves, _ = tree_flatten_with_path(self)
+        leaves, _ = tree_flatten_with_path(self, is_leaf=_is_names)
         return {keystr(path).removeprefix("."): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
 
 
@@ -95,7 +95,16 @@ def concatenate(parts: Sequence[BatchOutput]) -> Any:
             f"the answers of some batches have other shapes than those of others, {listed} for one example: "
             "pad all batches to one length, or call the predictor batch by batch"
         )
-    return tree_map(lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *parts)
+
+    def join(*leaves: Any) -> Any:
+        return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    return tree_map(join, *parts, is_leaf=_is_names)
+
+
+def _is_names(value: Any) -> bool:
+    """The names of the classes are one leaf: there may be thousands."""
+    return type(value) is tuple
 
 
 def pandas() -> Any:
