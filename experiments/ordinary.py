@@ -29,8 +29,8 @@ from experiments.pipeline import Pipeline
 from experiments.side_by_side import each_of
 from varprop import links
 from varprop.batch import read as read_batches
+from varprop.calibration.calibrate import calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
-from varprop.calibration.scales import calibrate
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior

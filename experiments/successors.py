@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from varprop.batch import Batch, read
-from varprop.calibration.scales import calibrate
+from varprop.calibration.calibrate import calibrate
 from varprop.calibration.widths import PosteriorWidth
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate_answers

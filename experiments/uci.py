@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from varprop import links
-from varprop.calibration.fitting import fit
+from varprop.calibration.calibrate import fit
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.posterior import Posterior

@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 
 from varprop.calibration.adaptive import Adaptive
+from varprop.calibration.calibrate import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.calibration.procedure import Procedure
-from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.errors import InputError
 from varprop.graph.output import Output
 from varprop.network.moment_net import MomentNet, propagate

@@ -62,14 +62,14 @@ def bce(probs: Tensor, target: Tensor) -> Tensor:
 
 def bce_of_each(probs: Tensor, target: Tensor) -> Tensor:
     probs = inputs.independent("probs", probs)
-    target = inputs.answer_target(target, probs)
+    target = inputs.multi_label_target(target, probs)
     probs = probs.to(target.dtype)
     return -(torch.special.xlogy(target, probs) + torch.special.xlog1py(1 - target, -probs)).sum(1)
 
 
 def rmse(mean: Tensor, target: Tensor) -> Tensor:
     """Root mean square error."""
-    mean, target = inputs.some(*inputs.aligned(mean=mean, target=target))
+    mean, target = inputs.nonempty(*inputs.aligned(mean=mean, target=target))
     return (mean - target).square().mean().sqrt()
 
 
@@ -108,13 +108,13 @@ def crps_of_each(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
 
 def picp(low: Tensor, high: Tensor, target: Tensor) -> Tensor:
     """Prediction interval coverage probability: the share of targets with low ≤ y ≤ high."""
-    low, high, target = inputs.some(*inputs.aligned(low=low, high=high, target=target))
+    low, high, target = inputs.nonempty(*inputs.aligned(low=low, high=high, target=target))
     return ((low <= target) & (target <= high)).to(low.dtype).mean()
 
 
 def mpiw(low: Tensor, high: Tensor) -> Tensor:
     """Mean prediction interval width."""
-    low, high = inputs.some(*inputs.aligned(low=low, high=high))
+    low, high = inputs.nonempty(*inputs.aligned(low=low, high=high))
     return (high - low).mean()
 
 

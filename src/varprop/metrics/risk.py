@@ -58,7 +58,7 @@ class RiskCoverageCurve(NamedTuple):
 
 def risk_coverage_curve(confidence: Tensor, correctness: Tensor) -> RiskCoverageCurve:
     """Coverage and risk at every threshold that answers a different set of examples."""
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     ranking = rank(confidence, 1 - correctness)
     count = ranking.answered.to(correctness.dtype)
     return RiskCoverageCurve(count / len(confidence), ranking.total / count, ranking.threshold)
@@ -70,7 +70,7 @@ def aurc(confidence: Tensor, correctness: Tensor) -> Tensor:
     Ties are averaged over all their orders: within a group of m that follows k examples with summed error E, the
     expected risk of the first k + j is (E + j ē)/(k + j), with ē the group's mean error.
     """
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     errors = spread(rank(confidence, 1 - correctness)).cumsum(0)
     k = torch.arange(1, len(errors) + 1, dtype=errors.dtype, device=errors.device)
     return (errors / k).mean()
@@ -84,7 +84,7 @@ def coverage_at_risk(confidence: Tensor, correctness: Tensor, risk: float) -> Te
     errors of 0 or 1 that decides exactly for a risk of up to three decimals and 10⁸ examples.
     """
     risk = inputs.open_fraction("risk", risk)
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     ranking = rank(confidence, 1 - correctness)
     soft = bool(((correctness > 0) & (correctness < 1)).any())
     limit = risk * (1 + 1e-9) + (2**-25 if soft else 0)
@@ -122,7 +122,7 @@ def best_threshold(confidence: Tensor, correctness: Tensor, cost: float) -> floa
     Ties go to the larger coverage. Values of Φ_c within 10⁻¹² (1 + c) of the best are ties: they differ by rounding.
     """
     cost = inputs.non_negative("cost", cost)
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     ranking = rank(confidence, gains(correctness, cost))
     reliability = ranking.total / len(confidence)
     best = reliability.max().clamp(min=0)

@@ -66,7 +66,7 @@ def guarantee(confidence: Tensor, correctness: Tensor, risk: float, level: float
     """
     risk, level = inputs.open_fraction("risk", risk), inputs.open_fraction("level", level)
     confidence, correctness = inputs.scored(confidence, correctness)
-    inputs.some(confidence)
+    inputs.nonempty(confidence)
     scores, errors = confidence.double().cpu().numpy(), 1 - correctness.double().cpu().numpy()
     order = np.random.default_rng(0).permutation(len(scores))
     first, rest = np.split(order, [math.ceil(LEARN * len(order))])
