@@ -29,6 +29,9 @@ def test_bce_against_torch():
     expected = F.binary_cross_entropy(probs, multi_hot.double(), reduction="sum") / len(probs)
     for kind in (torch.int64, torch.bool, torch.float32):
         assert float(bce(probs, multi_hot.to(kind))) == pytest.approx(float(expected), rel=1e-12)
+    soft = probs.flip(1)
+    expected = F.binary_cross_entropy(probs, soft, reduction="sum") / len(probs)
+    assert float(bce(probs, soft)) == pytest.approx(float(expected), rel=1e-12)
 
 
 @pytest.mark.parametrize("metric", [brier, nll])

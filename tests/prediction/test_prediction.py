@@ -126,7 +126,7 @@ def test_rows():
     assert torch.equal(found[[3, 0]].label, found.label[[3, 0]])
     assert torch.equal(found[-1].probs, found.probs[10:])
     assert [len(each) for each in found] == [1] * 11
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="there are 11 examples"):
         found[11]
 
 

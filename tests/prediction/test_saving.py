@@ -113,6 +113,7 @@ def test_a_link_of_ones_own_must_be_given_again(tmp_path):
         ("softmax", "lacks a usable 'link'"),
         ({"name": ["softmax"]}, "lacks a usable 'link'"),
         ({"name": "argmax"}, "this varprop has no link 'argmax', only 'softmax'"),
+        ({"name": "softmax"}, "which are not all it takes"),
         ({"name": "softmax", "samples": "many"}, "describes an impossible link"),
         ({"name": "softmax", "samples": 2.5}, "a whole number"),
         ({"name": "softmax", "samples": 2, "seed": 1}, "describes an impossible link"),

@@ -44,8 +44,9 @@ class BatchOutput(ABC):
     def __getitem__(self, rows: Any) -> Self:
         """Some of the examples: a slice, a mask, indices; or one, still with a dimension for examples."""
         if isinstance(rows, int | np.integer):
-            row = range(len(self))[rows]  # counted from the end if negative; beyond the last one, an IndexError
-            rows = slice(row, row + 1)
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"there are {len(self)} examples, and none has the number {rows}")
+            rows = slice(rows % len(self), rows % len(self) + 1)
         return tree_map_only(Tensor, lambda x: x[rows], self, is_leaf=_is_names)
 
     def drop_unlabelled(self, target: Tensor) -> tuple[Self, Tensor]:

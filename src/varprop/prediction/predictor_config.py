@@ -41,9 +41,12 @@ def read_link(record: Any) -> Link:
         raise NetworkFileError(f"this varprop has no link {name!r}, only {', '.join(map(repr, LINKS))}")
     settings = {key: value for key, value in record.items() if key != "name"}
     try:
-        return LINKS[name](**settings)
+        link: Link = LINKS[name](**settings)
     except (TypeError, InputError) as error:
         raise NetworkFileError(f"its {CONFIG} describes an impossible link {name!r} ({error})") from error
+    if describe_link(link) != record:
+        raise NetworkFileError(f"its {CONFIG} describes a link {name!r} with {settings}, which are not all it takes")
+    return link
 
 
 def processor_name(processor: Any) -> str | None:
