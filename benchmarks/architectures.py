@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.calibration.widths import Wide
+from varprop.calibration.widths import PosteriorWidth
 from varprop.network.audit import audit_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -191,7 +191,7 @@ def study(name: str) -> dict[str, Any]:
 
 def _errors_of_means(net: vp.MomentNet, samples: vp.MonteCarlo, batch: dict[str, Any]) -> tuple[float, float]:
     """Of the propagated mean and of the plain network's, in standard deviations of the samples."""
-    Wide(net).set(WIDE)
+    PosteriorWidth(net).set(WIDE)
     plain = vp.MeanNetwork(samples.model).logits(**batch).mean
     with torch.no_grad():
         mean = net(**batch).mean

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.calibration.widths import Wide
+from varprop.calibration.widths import PosteriorWidth
 from varprop.graph.output import select_output
 
 LENGTH = 16
@@ -147,7 +147,7 @@ def study(name: str) -> dict[str, Any]:
         other = net(**three)
         _check(found, plain.shape)
         _check(other, (3, *plain.shape[1:]))
-        Wide(net).set(0.0)
+        PosteriorWidth(net).set(0.0)
         still = net(**two)
     assert not still.var.any(), "variance out of nothing"
     error = float((still.mean - plain).abs().max() / plain.abs().max())

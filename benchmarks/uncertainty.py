@@ -26,7 +26,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import varprop as vp
 from varprop.batch import read
 from varprop.calibration import fixed_epochs
-from varprop.calibration.request import Request
+from varprop.calibration.procedure import Request
 
 EPOCH_BAR, MEMORY_BAR, LINK_BAR = 4.0, 3.0, 0.10
 

@@ -27,8 +27,8 @@ from experiments.side_by_side import as_call
 from experiments.training import loss_of
 from varprop import links
 from varprop.batch import read as read_batches
+from varprop.calibration.calibrate import calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
-from varprop.calibration.scales import calibrate
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior

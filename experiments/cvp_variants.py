@@ -26,11 +26,11 @@ from varprop.evaluation.methods import Method, named
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
+from varprop.prediction.expectations import normals
 from varprop.prediction.links import ClassLink, Softmax
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Prediction
 from varprop.prediction.predictors import Predictor, run
-from varprop.prediction.sampling import normals
 from varprop.rules import CVP
 
 STRENGTHS = (0.0, *(10 ** (0.5 * i) for i in range(-4, 9)))  # factors on a variance

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from varprop.batch import Batch, read
-from varprop.calibration.scales import calibrate
-from varprop.calibration.widths import Wide
+from varprop.calibration.calibrate import calibrate
+from varprop.calibration.widths import PosteriorWidth
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.graph.fold import refold
 from varprop.graph.registry import scale_path
@@ -72,7 +72,7 @@ _TRIED: WeakKeyDictionary[MomentNet, dict[float, tuple[float, float, float]]] = 
 
 def _one_width(case: Case, judged: Callable[[float, float], float]) -> Predictor:
     """The width that is best by NLL and AURC, each with its own temperature of least NLL."""
-    wide, tried = Wide(case.net), _TRIED.setdefault(case.lifted, {})
+    wide, tried = PosteriorWidth(case.net), _TRIED.setdefault(case.lifted, {})
     for log in LOG_WIDTHS:
         if log not in tried:
             wide.set(10**log)

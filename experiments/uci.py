@@ -22,7 +22,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from experiments.row_files import add_rows, read_rows
 from varprop import links
-from varprop.calibration.fitting import fit
+from varprop.calibration.calibrate import fit
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.posterior import Posterior

@@ -2,9 +2,8 @@
 
 from varprop import errors, metrics, optim, testing
 from varprop.calibration.adaptive import Adaptive
-from varprop.calibration.fitting import fit
+from varprop.calibration.calibrate import OUTPUT_ONLY, PER_LAYER, calibrate, fit
 from varprop.calibration.fixed_epochs import FixedEpochs
-from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.deployment.exporting import export
 from varprop.deployment.generating import Generation, Stepper, generate
 from varprop.deployment.scoring import score

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import register_dataclass, tree_flatten, tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from varprop.errors import InputError
@@ -29,32 +28,28 @@ RAGGED = (
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a call."""
+    """The arguments of a call. A pytree, as ``Batch`` is."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def __len__(self) -> int:
         """The number of examples: rows of the first tensor."""
-        return next((len(x) for x in _tensors((self.args, self.kwargs)) if x.ndim), 0)
+        return next((len(x) for x in _tensors(self) if x.ndim), 0)
 
     def to(self, device: torch.device) -> Self:
-        return self._map(lambda x: _ordinary(x.to(device, non_blocking=True)))
+        return tree_map_only(Tensor, lambda x: _ordinary(x.to(device, non_blocking=True)), self)
 
     def rows(self, start: int, stop: int) -> Self:
         """Some of the examples: every tensor with one row per example is cut, others are shared."""
-        if start == 0 and stop >= len(self):
-            return self
-        return self._map(lambda x: x[start:stop] if x.ndim and len(x) == len(self) else x)
+        return self if start == 0 and stop >= len(self) else self._each_row(lambda x: x[start:stop])
 
     def take(self, chosen: Tensor) -> Self:
         """The examples at which ``chosen`` is true."""
-        if bool(chosen.all()):
-            return self
-        return self._map(lambda x: x[chosen.to(x.device)] if x.ndim and len(x) == len(self) else x)
+        return self if bool(chosen.all()) else self._each_row(lambda x: x[chosen.to(x.device)])
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(*(_map(function, getattr(self, field.name)) for field in dataclasses.fields(self)))
+    def _each_row(self, select: Callable[[Tensor], Tensor]) -> Self:
+        return tree_map_only(Tensor, lambda x: select(x) if x.ndim and len(x) == len(self) else x, self)
 
 
 @dataclass(frozen=True)
@@ -67,6 +62,8 @@ class Batch(Inputs):
         return len(self.target)
 
 
+register_dataclass(Inputs)
+register_dataclass(Batch)
 Some = TypeVar("Some", bound=Inputs)
 
 
@@ -129,14 +126,12 @@ def joined(batches: Iterable[Batch]) -> Iterator[Batch]:
         if len(alike) == 1 or not outline:
             yield from alike
             continue
-        leaves, structures = zip(*(tree_flatten((b.args, b.kwargs, b.target)) for b in alike), strict=True)
-        rows = [torch.cat(x) if isinstance(x[0], Tensor) else x[0] for x in zip(*leaves, strict=True)]
-        yield Batch(*tree_unflatten(rows, structures[0]))
+        yield tree_map(lambda *x: torch.cat(x) if isinstance(x[0], Tensor) else x[0], *alike)
 
 
 def _outline(batch: Batch) -> str:
     """Equal for batches that can be joined; empty for one that cannot."""
-    leaves, structure = tree_flatten((batch.args, batch.kwargs, batch.target))
+    leaves, structure = tree_flatten(batch)
     if any(isinstance(x, Tensor) and (not x.ndim or len(x) != len(batch)) for x in leaves):
         return ""
     plain = [(tuple(x.shape[1:]), x.dtype, x.device) if isinstance(x, Tensor) else x for x in leaves]
@@ -209,7 +204,12 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _as_tensors(value: Any) -> Any:
-    return tree_map(_as_tensor, value, is_leaf=lambda item: isinstance(item, Mapping))
+    """Every array in it; a mapping of any kind, such as what a tokenizer returns, becomes a dict."""
+
+    def convert(item: Any) -> Any:
+        return {key: _as_tensors(part) for key, part in item.items()} if isinstance(item, Mapping) else _as_tensor(item)
+
+    return tree_map(convert, value, is_leaf=lambda item: isinstance(item, Mapping))
 
 
 def _as_tensor(value: Any) -> Any:
@@ -256,15 +256,4 @@ def _ordinary(x: Tensor) -> Tensor:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _map(lambda x: found.append(x) or x, value)  # type: ignore[func-returns-value]
-    return found
-
-
-def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    def each(item: Any) -> Any:
-        if isinstance(item, Mapping):  # of any kind, such as what a tokenizer returns
-            return {key: _map(function, part) for key, part in item.items()}
-        return function(item) if isinstance(item, Tensor) else item
-
-    return tree_map(each, value, is_leaf=lambda item: isinstance(item, Mapping))
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import varprop as vp
 from tests.models import posterior_of
 from varprop.calibration.adaptive import Candidate, choose
-from varprop.calibration.held_out import HeldOut, deal
-from varprop.calibration.shrinkage import COMMON, Pass, Prior, fit
-from varprop.calibration.widths import Wide
+from varprop.calibration.folds import split_folds
+from varprop.calibration.procedure import HeldOut
+from varprop.calibration.shrinkage import COMMON_STD, Pass, Prior, fit
+from varprop.calibration.widths import PosteriorWidth
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
 
@@ -108,7 +109,7 @@ def test_scales_are_as_free_as_there_are_examples_for_them():
 
 def test_no_variance_is_the_plain_network():
     net = small()
-    Wide(net).set(0.0)
+    PosteriorWidth(net).set(0.0)
     mean, var = net(X[:5])
     assert torch.allclose(mean, net._model[0](X[:5]), atol=1e-6)
     assert float(var.abs().max()) == 0
@@ -117,7 +118,7 @@ def test_no_variance_is_the_plain_network():
 def test_the_width_is_that_of_the_weights():
     """Setting the width changes what was folded from the weights, as a new network would have it."""
     net, model = small(), small()._model[0]
-    wide = Wide(net)
+    wide = PosteriorWidth(net)
     wide.set(0.3)
     means = dict([*net.mean])
     relative = sum(float(v.sum()) for _, v in net.var) / sum(float(means[p].square().sum()) for p, _ in net.var)
@@ -157,18 +158,18 @@ def test_newton_finds_the_minimum_of_a_penalised_loss():
 def test_a_prior_of_small_spread_keeps_scales_together():
     precision = Prior(0.1, 0.0, 1.0).precision(4)
     together, apart = np.array([1.0, 1.0, 1.0, 0.0]), np.array([1.0, -1.0, 0.0, 0.0])
-    assert together @ precision @ together == pytest.approx(1 / COMMON**2)
+    assert together @ precision @ together == pytest.approx(1 / COMMON_STD**2)
     assert apart @ precision @ apart == pytest.approx(2 / 0.1**2)
 
 
-def test_dealing():
+def test_folds():
     x, y = torch.arange(1000.0)[:, None], torch.arange(1000)
-    dealt = deal(HeldOut(DataLoader(TensorDataset(x, y), batch_size=70)), 5, 2000, 256)
-    seen = torch.cat([piece.batch.target for piece in dealt.pieces])
+    folds = split_folds(HeldOut(DataLoader(TensorDataset(x, y), batch_size=70)), 5, 2000, 256)
+    seen = torch.cat([piece.batch.target for piece in folds.pieces])
     assert sorted(seen.tolist()) == list(range(1000))
-    assert all(torch.equal(piece.batch.args[0][:, 0], piece.batch.target.float()) for piece in dealt.pieces)
-    assert np.array_equal(dealt.folds, seen.numpy() % 5)  # turns, also in a sorted set
-    thin = deal(HeldOut([(x[:300], y[:300]), (x[300:], y[300:])]), 5, 100, 256)
+    assert all(torch.equal(piece.batch.args[0][:, 0], piece.batch.target.float()) for piece in folds.pieces)
+    assert np.array_equal(folds.of_examples, seen.numpy() % 5)  # turns, also in a sorted set
+    thin = split_folds(HeldOut([(x[:300], y[:300]), (x[300:], y[300:])]), 5, 100, 256)
     kept = torch.cat([piece.batch.target for piece in thin.pieces])
     assert sorted(kept.tolist()) == list(range(0, 1000, thin.stride))
     assert 100 <= len(kept) <= 200
@@ -192,7 +193,7 @@ def test_regression_with_noise_that_is_not_known():
     assert link.noise_std == fitted.calibration.noise_std
     alone = vp.links.Gaussian(float((net(X[:500]).mean - y[:500]).square().mean().sqrt()))
     plain = small("regression")
-    Wide(plain).set(0.0)
+    PosteriorWidth(plain).set(0.0)
     assert float(link.loss(fitted(X[500:]), y[500:]).mean()) < float(alone.loss(plain(X[500:]), y[500:]).mean()) + 0.02
     assert fitted.calibration.noise_std == pytest.approx(0.3, rel=0.2)
     assert fitted.temperature == 1
@@ -216,7 +217,6 @@ def test_scales_can_be_left_out_or_selected():
     assert {name for name, alpha in fitted.scales.items() if alpha != 1} <= {"(output)"}
 
 
-@pytest.mark.second
 @pytest.mark.second
 def test_calibrating_again_begins_anew():
     y = torch.where(X[:300, 0] > -0.7, labels()[:300], 0)

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import varprop as vp
 from tests.calibration.digits import trained
 from tests.models import posterior_of
-from varprop.calibration import fixed_epochs
+from varprop.calibration import stages
 from varprop.errors import CalibrationError, InputError, PrecisionError
 from varprop.graph.registry import scale_path
 
@@ -99,13 +99,13 @@ def test_micro_batches_and_batch_sizes_make_no_difference():
 def test_what_no_scale_can_change_is_computed_once(rules, monkeypatch):
     net = vp.propagate(small()._model[0], posterior_of(small()._model[0], 0.05), rules)
     runs = []
-    original = fixed_epochs.Stages.prepare
-    monkeypatch.setattr(fixed_epochs.Stages, "prepare", lambda self, leaves: runs.append(1) or original(self, leaves))
+    original = stages.StagedNet.prepare
+    monkeypatch.setattr(stages.StagedNet, "prepare", lambda *args: runs.append(1) or original(*args))
     calibrate(net, [(X, Y)], scales=vp.OUTPUT_ONLY, epochs=5)
     assert len(runs) == 4  # batches of 100, once each
-    stage = fixed_epochs.stages(net, net.plan((X,), {})[0], {"(output).log_alpha"})
-    live = {str(node.target) for node in stage.live.graph.nodes if node.op == "call_function"}
-    assert live == {"aten.exp.default", "aten.mul.Tensor"}
+    _, live = stages.split(net, net.plan((X,), {})[0], {"(output).log_alpha"})
+    called = {str(node.target) for node in live.graph.nodes if node.op == "call_function"}
+    assert called == {"aten.exp.default", "aten.mul.Tensor"}
 
 
 def test_calibration_is_reproducible_and_leaves_the_network_alone():

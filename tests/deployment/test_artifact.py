@@ -12,7 +12,7 @@ from varprop.deployment.artifact import open_artifact
 from varprop.deployment.batching import answers, plain
 from varprop.deployment.intake import Intake, Limits
 from varprop.errors import InputError, NetworkFileError
-from varprop.prediction import stored
+from varprop.prediction.predictor_config import describe_link
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -91,7 +91,7 @@ def test_texts_with_a_file(texts):
 
 @pytest.mark.parametrize("name", ["os.system", "AutoConfig", "../evil", "PreTrainedModel"])
 def test_a_file_cannot_name_code_to_import(tmp_path, name):
-    config = {"format": "varprop.network", "version": 1, "link": stored.describe(vp.links.Softmax()), "processor": name}
+    config = {"format": "varprop.network", "version": 1, "link": describe_link(vp.links.Softmax()), "processor": name}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(NetworkFileError, match="no processor"):
         open_artifact(tmp_path)

@@ -14,7 +14,7 @@ from experiments.models.transformer import minilm, tokenize, vit_base
 from tests.experiments import hf_folders
 from tests.experiments.hf_folders import SIZES
 from tests.models import posterior_of
-from varprop.calibration.scales import OUTPUT_ONLY
+from varprop.calibration.calibrate import OUTPUT_ONLY
 
 pytestmark = pytest.mark.second
 

@@ -18,11 +18,6 @@ def test_ece_by_hand():
     assert float(ece(confidence, correctness, bins=2)) == pytest.approx((0.3 + 0.4) / 5, rel=1e-14)
 
 
-def test_confidence_one_belongs_to_the_last_bin():
-    confidence, correctness = tensors([1.0, 1.0, 0.95], [1, 0, 1])
-    assert float(ece(confidence, correctness)) == pytest.approx(0.95 / 3, rel=1e-14)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("bins", [2, 3, 10, 15, 20])
 def test_an_edge_opens_its_bin_in_every_dtype(bins, dtype):

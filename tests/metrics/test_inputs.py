@@ -24,22 +24,22 @@ OF_CLASSES = {"brier": metrics.brier, "nll": metrics.nll}
 
 def bad_examples():
     nothing = torch.empty(0)
-    yield "empty", nothing, nothing, "no examples"
-    yield "nan", torch.tensor([0.2, math.nan, 0.5]), CORRECTNESS, r"confidence\[1\] is nan"
-    yield "infinite", torch.tensor([0.2, math.inf, 0.5]), CORRECTNESS, r"confidence\[1\] is inf"
-    yield "lengths", CONFIDENCE, CORRECTNESS[:2], "confidence has 3 examples, correctness 2"
-    yield "column of confidences", CONFIDENCE[:, None], CORRECTNESS, r"confidence.*shape \[N\], not \[3, 1\]"
-    yield "column of correctness", CONFIDENCE, CORRECTNESS[:, None], r"correctness.*shape \[N\], not \[3, 1\]"
-    yield "scalars", torch.tensor(0.5), torch.tensor(1.0), r"not \[\]"
-    yield "too correct", CONFIDENCE, CORRECTNESS * 2, r"correctness\[1\] is 2 \(and 1 more\)"
-    yield "labels", CONFIDENCE, torch.tensor([0, 3, 1]), r"correctness\[1\] is 3"
-    yield "correctness nan", CONFIDENCE, torch.tensor([math.nan, 0, 0]), r"correctness\[0\] is nan"
-    yield "whole confidences", torch.tensor([0, 1, 1]), CORRECTNESS, "confidence must be floating point"
-    yield "complex", CONFIDENCE, CORRECTNESS.to(torch.complex64), "must be real"
-    yield "lists", [0.5], [1.0], "confidence must be a tensor, not list"
+    yield nothing, nothing, "no examples"
+    yield torch.tensor([0.2, math.nan, 0.5]), CORRECTNESS, r"confidence\[1\] is nan"
+    yield torch.tensor([0.2, math.inf, 0.5]), CORRECTNESS, r"confidence\[1\] is inf"
+    yield CONFIDENCE, CORRECTNESS[:2], "confidence has 3 examples, correctness 2"
+    yield CONFIDENCE[:, None], CORRECTNESS, r"confidence.*shape \[N\], not \[3, 1\]"
+    yield CONFIDENCE, CORRECTNESS[:, None], r"correctness.*shape \[N\], not \[3, 1\]"
+    yield torch.tensor(0.5), torch.tensor(1.0), r"not \[\]"
+    yield CONFIDENCE, CORRECTNESS * 2, r"correctness\[1\] is 2 \(and 1 more\)"
+    yield CONFIDENCE, torch.tensor([0, 3, 1]), r"correctness\[1\] is 3"
+    yield CONFIDENCE, torch.tensor([math.nan, 0, 0]), r"correctness\[0\] is nan"
+    yield torch.tensor([0, 1, 1]), CORRECTNESS, "confidence must be floating point"
+    yield CONFIDENCE, CORRECTNESS.to(torch.complex64), "must be real"
+    yield [0.5], [1.0], "confidence must be a tensor, not list"
 
 
-@pytest.mark.parametrize(("confidence", "correctness", "message"), [c[1:] for c in bad_examples()])
+@pytest.mark.parametrize(("confidence", "correctness", "message"), [*bad_examples()])
 @pytest.mark.parametrize("metric", [metrics.aurc, metrics.ece])
 def test_bad_examples(metric, confidence, correctness, message):
     with pytest.raises(MetricError, match=message):
@@ -68,26 +68,26 @@ def test_selection_is_by_any_number():
 
 def bad_predictions():
     three = torch.full((3, 2), 0.5)
-    yield "logits", torch.tensor([[3.0, -1.0]] * 3), TARGET, r"probs must lie in \[0, 1\].*probs\[0, 0\] is 3"
-    yield "nan", torch.tensor([[math.nan, 1.0]] * 3), TARGET, r"probs\[0, 0\] is nan \(and 2 more\)"
-    yield "sum", torch.tensor([[0.5, 0.5], [0.5, 0.4], [1, 0]]), TARGET, r"probs\[1\] sums to 0.9, not 1"
-    yield "one class", torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), "single class"
-    yield "vector", torch.ones(3), TARGET, r"shape \[examples, classes\], not \[3\]"
-    yield "column", PROBS, TARGET[:, None], r"target has shape \[3, 1\].*class indices \[3\]"
-    yield "lengths", PROBS, TARGET[:2], r"target has shape \[2\], probs \[3, 2\]"
-    yield "floats for indices", PROBS, TARGET.float(), "must be integers, not torch.float32"
-    yield "bools for indices", PROBS, TARGET.bool(), "must be integers, not torch.bool"
-    yield "label too large", PROBS, TARGET + 1, r"0 to 1, but target\[1\] is 2"
-    yield "label negative", PROBS, TARGET - 1, r"target\[0\] is -1 \(and 1 more\)"
-    yield "soft sum", PROBS, three * 0.9, r"target\[0\] sums to 0.9"
-    yield "soft range", PROBS, torch.tensor([[1.5, -0.5]] * 3), "target must lie in"
-    yield "hits", PROBS, torch.tensor([[1, 1]] * 3), r"target\[0\] sums to 2"
-    yield "whole probs", torch.tensor([[1, 0]] * 3), TARGET, "probs must be floating point"
-    yield "empty", torch.empty(0, 2), torch.empty(0, dtype=torch.int64), "no examples"
-    yield "lists", [[0.5, 0.5]], [0], "probs must be a tensor"
+    yield torch.tensor([[3.0, -1.0]] * 3), TARGET, r"probs must lie in \[0, 1\].*probs\[0, 0\] is 3"
+    yield torch.tensor([[math.nan, 1.0]] * 3), TARGET, r"probs\[0, 0\] is nan \(and 2 more\)"
+    yield torch.tensor([[0.5, 0.5], [0.5, 0.4], [1, 0]]), TARGET, r"probs\[1\] sums to 0.9, not 1"
+    yield torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), "single class"
+    yield torch.ones(3), TARGET, r"shape \[examples, classes\], not \[3\]"
+    yield PROBS, TARGET[:, None], r"target has shape \[3, 1\].*class indices \[3\]"
+    yield PROBS, TARGET[:2], r"target has shape \[2\], probs \[3, 2\]"
+    yield PROBS, TARGET.float(), "must be integers, not torch.float32"
+    yield PROBS, TARGET.bool(), "must be integers, not torch.bool"
+    yield PROBS, TARGET + 1, r"0 to 1, but target\[1\] is 2"
+    yield PROBS, TARGET - 1, r"target\[0\] is -1 \(and 1 more\)"
+    yield PROBS, three * 0.9, r"target\[0\] sums to 0.9"
+    yield PROBS, torch.tensor([[1.5, -0.5]] * 3), "target must lie in"
+    yield PROBS, torch.tensor([[1, 1]] * 3), r"target\[0\] sums to 2"
+    yield torch.tensor([[1, 0]] * 3), TARGET, "probs must be floating point"
+    yield torch.empty(0, 2), torch.empty(0, dtype=torch.int64), "no examples"
+    yield [[0.5, 0.5]], [0], "probs must be a tensor"
 
 
-@pytest.mark.parametrize(("probs", "target", "message"), [c[1:] for c in bad_predictions()])
+@pytest.mark.parametrize(("probs", "target", "message"), [*bad_predictions()])
 @pytest.mark.parametrize("metric", OF_CLASSES.values(), ids=OF_CLASSES)
 def test_bad_predictions(metric, probs, target, message):
     with pytest.raises(MetricError, match=message):

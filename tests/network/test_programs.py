@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import varprop as vp
 from tests.models import posterior_of
 from tests.network.programs import TOKENS, WIDTH, Program, programs, trees
-from varprop.calibration.widths import Wide
+from varprop.calibration.widths import PosteriorWidth
 from varprop.graph.output import select_output
 from varprop.prediction.monte_carlo import exchanged, places_of
 
@@ -82,7 +82,7 @@ def test_what_holds_for_every_network(model: Program, number: int) -> None:
     draws = torch.stack([outputs(model, x) for _ in sampled(model, posterior, 64)])
     assert 0.02 < float(found.var.mean() / draws.var(0).mean()) < 20
 
-    Wide(net).set(0.0)
+    PosteriorWidth(net).set(0.0)
     still = net(*x)
     assert_same(still.mean, plain)
     assert not bool(still.var.any()), "variance out of nothing"

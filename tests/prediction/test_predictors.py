@@ -9,7 +9,8 @@ from torch import nn
 import varprop as vp
 from tests.models import posterior_of
 from varprop.errors import InputError, OutputError, TrainingModeError
-from varprop.prediction.temperature import lowest
+from varprop.evaluation.methods import named
+from varprop.prediction.temperature import minimize, with_noise
 
 
 def small(seed=0):
@@ -122,27 +123,6 @@ def test_seeds(model, posterior):
     assert not torch.equal(a, c)
 
 
-class Fragile(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls == 3:
-            raise KeyboardInterrupt
-        return self.linear(x)
-
-
-def test_weights_survive_an_interrupt():
-    model = Fragile().eval()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(KeyboardInterrupt):
-        vp.MonteCarlo(model, posterior_of(model, 0.1), 5)(X)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
 def test_monte_carlo_of_a_regression():
     torch.manual_seed(0)
     model = nn.Linear(4, 1).eval()
@@ -226,14 +206,48 @@ def test_temperature_of_a_propagated_network(model, posterior):
 
 def test_minimum_where_gradients_vanish():
     """A long plateau on one side, where a gradient method would stop."""
-    y, x = lowest(lambda t: -math.exp(-(((t - 1.3) / 0.7) ** 2)))
+    y, x = minimize(lambda t: -math.exp(-(((t - 1.3) / 0.7) ** 2)))
     assert x == pytest.approx(1.3, abs=1e-4)
     assert y == pytest.approx(-1.0)
-    assert lowest(lambda t: math.inf if t < 0 else (t - 0.5) ** 2)[1] == pytest.approx(0.5, abs=1e-3)
+    assert minimize(lambda t: math.inf if t < 0 else (t - 0.5) ** 2)[1] == pytest.approx(0.5, abs=1e-3)
+
+
+# --- noise -----------------------------------------------------------------------------------------------
+
+
+def regression():
+    torch.manual_seed(0)
+    x = torch.randn(200, 3)
+    return nn.Linear(3, 1).eval(), x, x.sum(1, keepdim=True) + 0.7 * torch.randn(200, 1)
+
+
+def test_noise_is_what_the_variance_of_the_weights_does_not_explain():
+    """Where only the bias is random, all outputs have its variance, and the rest of the mean square error is noise."""
+    model, x, y = regression()
+    error = float((model(x).detach() - y).square().mean())
+    plain = with_noise(vp.MeanNetwork(model, link=vp.links.Gaussian()), [(x[:50], y[:50]), (x[50:], y[50:])])
+    assert plain.link.noise_std == pytest.approx(math.sqrt(error), rel=1e-4)
+    bias = vp.Posterior.from_tensors({"bias": model.bias.detach()}, {"bias": torch.full((1,), 0.4 * error)})
+    found = with_noise(vp.Propagated(vp.propagate(model, bias), link=vp.links.Gaussian()), [(x, y)])
+    assert found.link.noise_std**2 == pytest.approx(0.6 * error, rel=1e-3)
+    with pytest.raises(InputError, match="no noise to fit"):
+        with_noise(plain, [(x, y)])
+
+
+def test_methods_of_a_regression_know_the_noise():
+    model, x, y = regression()
+    for name in ("mean", "mc-2"):
+        predictor = named(name).build(model, posterior_of(model, 0.01), [(x, y)], link=vp.links.Gaussian())
+        assert vp.evaluate(predictor, [(x, y)], progress=False).metrics["picp@95"] == pytest.approx(0.95, abs=0.03)
+    given = named("mean").build(model, posterior_of(model, 0.01), [(x, y)], link=vp.links.Gaussian(0.2))
+    assert given.link.noise_std == 0.2
+
+
+# --- weights ---------------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
-    """Two layers with one weight; raises on demand."""
+    """Two layers with one weight; interrupted on demand."""
 
     def __init__(self):
         super().__init__()
@@ -243,7 +257,7 @@ class Tied(nn.Module):
     def forward(self, x, fails=False):
         y = self.second(self.first(x).relu())
         if fails:
-            raise ValueError("on demand")
+            raise KeyboardInterrupt
         return y
 
 
@@ -270,10 +284,10 @@ class Last(nn.Module):
         return self.recurrent(x)[0][:, -1]
 
 
-def test_weights_come_back_after_an_error():
+def test_weights_come_back_after_an_interrupt():
     model = Tied()
     before = list(model.parameters())
-    with pytest.raises(ValueError, match="on demand"):
+    with pytest.raises(KeyboardInterrupt):
         vp.MonteCarlo(model, posterior_of(model, 0.1), 3)(X[:, :4], fails=True)
     assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
     assert model.second.weight is model.first.weight

@@ -13,7 +13,7 @@ from tests.models import make, posterior_of
 from varprop.errors import NetworkFileError
 from varprop.network.record import Calibration
 from varprop.prediction.guarantee import Guarantee
-from varprop.prediction.stored import LINKS
+from varprop.prediction.predictor_config import LINKS
 
 MODEL = nn.Linear(4, 3)
 
@@ -118,25 +118,14 @@ def test_a_link_of_ones_own_must_be_given_again(tmp_path):
         ({"name": "softmax", "samples": 2.5}, "a whole number"),
         ({"name": "softmax", "samples": 2, "seed": 1}, "describes an impossible link"),
         ({"name": "softmax", "samples": 10**12}, "samples=1000000000000: there must be 1 to 1048576"),
-        ({"name": "gaussian", "noise": -1}, "describes an impossible link"),
-        ({"name": "gaussian", "noise": float("nan")}, "describes an impossible link"),
+        ({"name": "gaussian", "noise_std": -1}, "describes an impossible link"),
+        ({"name": "gaussian", "noise_std": float("nan")}, "describes an impossible link"),
     ],
 )
 def test_links_that_make_no_sense(tmp_path, link, expected):
     uncaptured().save_pretrained(tmp_path)
     edit(tmp_path, link=link)
     assert expected in reason(tmp_path)
-
-
-def test_folders_that_hold_nothing(tmp_path):
-    assert "there is no such folder" in reason(tmp_path / "nothing")
-    assert "it has no model.safetensors" in _without_weights(tmp_path)
-
-
-def _without_weights(folder):
-    uncaptured().save_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    return reason(folder)
 
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))

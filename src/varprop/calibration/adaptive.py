@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.calibration.held_out import Dealt, HeldOut, Piece, deal, parts
-from varprop.calibration.request import Request
-from varprop.calibration.shrinkage import Layers, Pass, Prior, fit
-from varprop.calibration.widths import WIDEST, Array, Ending, Wide, Widths, forward, search
+from varprop.calibration.folds import Folds, Piece, parts, split_folds
+from varprop.calibration.procedure import HeldOut, Request
+from varprop.calibration.shrinkage import Pass, Prior, ScaleObjective, fit
+from varprop.calibration.widths import WIDEST, Array, OutputParameter, PosteriorWidth, Widths, forward, search
 from varprop.errors import CalibrationError
 from varprop.network.moment_net import MomentNet
 from varprop.network.record import Calibration
@@ -37,8 +37,8 @@ class Candidate:
     name: str
     losses: Array
     width: float = 0.0
-    theta: Array | None = None  # log α of the scales, and the setting of the output
-    setting: float = 0.0
+    setting: float = 0.0  # of the output
+    theta: Array | None = None  # log α of the scales, and that setting
     spread: float = 0.0
     converged: bool = True
 
@@ -75,50 +75,51 @@ class Adaptive:
             raise CalibrationError(f"{self}: numbers must be positive, and folds at least 2")
 
     def fit(self, net: MomentNet, held_out: HeldOut, request: Request) -> MomentNet:
-        dealt = deal(held_out, self.folds, self.most, self.micro_batch)
-        _check(dealt, request, self.folds)
+        folds = split_folds(held_out, self.folds, self.most, self.micro_batch)
+        _check(folds, request, self.folds)
         with tqdm(desc="calibrate", unit=" passes", disable=request.silent, leave=False) as bar:
-            return _Fit(self, net, held_out, dealt, request, bar.update).run()
+            return _Fit(self, net, held_out, folds, request, bar.update).run()
 
 
+@dataclass
 class _Fit:
     """Where a calibration stands."""
 
-    def __init__(
-        self,
-        procedure: Adaptive,
-        net: MomentNet,
-        held_out: HeldOut,
-        dealt: Dealt,
-        request: Request,
-        tick: Callable[[float], None],
-    ) -> None:
-        self.procedure, self.net, self.held_out, self.dealt, self.request = procedure, net, held_out, dealt, request
-        self.tick, self.passes = tick, 0.0
-        self.output, self.wide = Ending(request.link), Wide(net)
+    procedure: Adaptive
+    net: MomentNet
+    held_out: HeldOut
+    folds: Folds
+    request: Request
+    tick: Callable[[float], None]
+    passes: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.output, self.wide = OutputParameter(self.request.link), PosteriorWidth(self.net)
 
     def run(self) -> MomentNet:
         names = self.request.selected(self.net.scales)
         self.net.temperature = 1.0  # what an earlier calibration has found is found anew
         self._set(names, np.zeros(len(names)))
-        widths = search(self.wide, self.dealt, self.output, self._count, self.request.group)
+        widths = search(self.wide, self.folds, self.output, self._count, self.request.group)
         found = [*self._without_scales(widths), *reversed([*self._with_scales(widths, names)])]
         chosen = choose(found)
-        theta = chosen.theta
         self.wide.set(chosen.width)
-        if theta is not None and self.dealt.stride > 1:
-            theta = self._all(chosen, names)
-        return self._finish(widths, found, chosen, names, theta)
+        if (theta := chosen.theta) is not None:
+            if self.folds.stride > 1:
+                theta = self._refit(theta, chosen, names)
+                chosen = replace(chosen, setting=float(theta[-1]))
+            self._set(names, theta)
+        return self._finish(widths, found, chosen)
 
     def _without_scales(self, widths: Widths) -> list[Candidate]:
-        folds, (width, setting) = self.dealt.folds, widths.best()
+        folds, (width, setting) = self.folds.of_examples, widths.best()
         alone = widths.best(variance=False)[1]
-        fitted = Candidate("temperature", widths.crossed(folds, variance=False), setting=widths.settings[alone])
+        fitted = Candidate("temperature", widths.cross_validated(folds, variance=False), setting=widths.settings[alone])
         return [
             # A regression without its noise has no loss: there, nothing is simpler than the noise alone.
-            Candidate("plain", widths.plain) if self.output.tempers else replace(fitted, name="plain"),
-            fitted if self.output.tempers else replace(fitted, name="noise"),
-            Candidate("width", widths.crossed(folds), widths.widths[width], setting=widths.settings[setting]),
+            Candidate("plain", widths.plain) if self.output.is_temperature else replace(fitted, name="plain"),
+            fitted if self.output.is_temperature else replace(fitted, name="noise"),
+            Candidate("width", widths.cross_validated(folds), widths.widths[width], setting=widths.settings[setting]),
         ]
 
     def _with_scales(self, widths: Widths, names: Sequence[str]) -> Iterator[Candidate]:
@@ -126,82 +127,76 @@ class _Fit:
         if not names or not width:
             return
         self.wide.set(widths.widths[width])
-        layers = self._layers(names, self.request.cache)
-        pieces, alone = self.dealt.pieces, float(widths.settings[widths.best(variance=False)[1]])
+        objective = self._objective(names, self.request.cache)
+        pieces, folds = self.folds.pieces, self.folds.of_pieces
+        alone = float(widths.settings[widths.best(variance=False)[1]])
         theta = np.array([0.0] * len(names) + [widths.settings[setting]])
-        for spread in (each for each in SPREADS if self.dealt.examples >= EXAMPLES * max(each, 1) * len(names)):
+        for spread in (each for each in SPREADS if self.folds.examples >= EXAMPLES * max(each, 1) * len(names)):
             prior = Prior(spread, alone, self.output.shift)
-            found = fit(lambda x: layers.run(pieces, x), theta, prior, self.dealt.piece_folds, self.procedure.steps)
+            found = fit(lambda x: objective.evaluate(pieces, x), theta, prior, folds, self.procedure.steps)
             theta = found.theta
-            losses = layers.run(pieces, *found.without, gradients=False).losses
+            losses = objective.evaluate(pieces, *found.without, gradients=False).losses
             yield Candidate(
-                f"scales ±{spread:g}", losses, widths.widths[width], theta, float(theta[-1]), spread, found.converged
+                f"scales ±{spread:g}", losses, widths.widths[width], float(theta[-1]), theta, spread, found.converged
             )
         self._set(names, np.zeros(len(names)))
 
-    def _all(self, chosen: Candidate, names: Sequence[str]) -> Array:
+    def _refit(self, start: Array, chosen: Candidate, names: Sequence[str]) -> Array:
         """θ fitted to all examples, from what was found on some of them."""
-        assert chosen.theta is not None
-        layers = self._layers(names, 0)
-        size = self.procedure.micro_batch
+        objective, size = self._objective(names, 0), self.procedure.micro_batch
 
         def evaluate(theta: Array) -> Pass:
             pieces = (Piece(part, 0) for batch in self.held_out for part in parts(batch, size))
-            return layers.run(pieces, theta, keep=False)
+            return objective.evaluate(pieces, theta)
 
         prior = Prior(chosen.spread, chosen.setting, self.output.shift)
-        return fit(evaluate, chosen.theta, prior, np.array([], int), 2).theta
+        return fit(evaluate, start, prior, np.array([], int), 2).theta
 
     def _set(self, names: Sequence[str], theta: Array) -> None:
-        self._layers(names, 0).set(theta)
+        self._objective(names, 0).set(theta)
 
-    def _layers(self, names: Sequence[str], cache: int) -> Layers:
-        return Layers(self.net, self.output, names, cache, self._count, self.request.group)
+    def _objective(self, names: Sequence[str], cache: int) -> ScaleObjective:
+        return ScaleObjective(self.net, self.output, names, cache, self._count, self.request.group)
 
     def _count(self, passes: float) -> None:
         self.passes += passes
         self.tick(passes)
 
-    def _finish(
-        self, widths: Widths, found: list[Candidate], chosen: Candidate, names: Sequence[str], theta: Array | None
-    ) -> MomentNet:
-        setting = chosen.setting if theta is None else float(theta[-1])
-        if theta is not None:
-            self._set(names, theta)
-        if self.output.tempers:
-            self.net.temperature = math.exp(setting)
+    def _finish(self, widths: Widths, found: list[Candidate], chosen: Candidate) -> MomentNet:
+        if self.output.is_temperature:
+            self.net.temperature = math.exp(chosen.setting)
         self.net.calibration = Calibration(
             chosen=chosen.name,
             nll={candidate.name: candidate.nll for candidate in found},
             width=chosen.width,
-            noise_std=math.exp(setting) if self.output.fitted and not self.output.tempers else None,
-            examples=self.dealt.examples,
+            noise_std=math.exp(chosen.setting) if self.output.fitted and not self.output.is_temperature else None,
+            examples=self.folds.examples,
             converged=chosen.converged,
             passes=self.passes,
         )
-        self._warn(widths, chosen)
+        for warning in self._warnings(widths, chosen):
+            warnings.warn(warning, stacklevel=5)  # at the call of calibrate
         return self.net
 
-    def _warn(self, widths: Widths, chosen: Candidate) -> None:
+    def _warnings(self, widths: Widths, chosen: Candidate) -> Iterator[str]:
         """Of what a user can do something about."""
-        examples = self.dealt.examples
+        examples = self.folds.examples
         if widths.accuracy == 1 and examples >= SUSPICIOUS:
-            _say(f"not one of {examples} held-out examples is wrong: was the model trained on them? Then give others")
+            yield f"not one of {examples} held-out examples is wrong: was the model trained on them? Then give others"
         if widths.accuracy is not None and chosen.width:
-            targets = [piece.batch.target.to(self.net.device) for piece in self.dealt.pieces]
-            accuracy = self.output.accuracy(forward(self.net, self.dealt, self.request.group), targets) or 0.0
+            accuracy = self.output.accuracy(forward(self.net, self.folds, self.request.group)) or 0.0
             if widths.accuracy - accuracy > max(FALLEN, 2 * math.sqrt(0.25 / examples)):
-                _say(
+                yield (
                     f"accuracy falls from {widths.accuracy:.1%} to {accuracy:.1%} where the likelihood is best: "
                     "try scales=OUTPUT_ONLY, or another posterior"
                 )
         if chosen.width and chosen.width >= 10**WIDEST:
-            _say("the best width of the posterior is the largest that was tried: is its shape right for this model?")
+            yield "the best width of the posterior is the largest that was tried: is its shape right for this model?"
         if odd := {n: a for n, a in self.net.scales.items() if not USUAL[0] <= a <= USUAL[1]}:
             listed = ", ".join(f"{name} ({alpha:.2g})" for name, alpha in odd.items())
-            _say(f"some scales are far from 1: {listed}. Their layers have next to no say; try scales=OUTPUT_ONLY")
+            yield f"some scales are far from 1: {listed}. Their layers have next to no say; try scales=OUTPUT_ONLY"
         if not chosen.converged:
-            _say(f"the scales had not settled after {self.procedure.steps} steps: Adaptive(steps=…) takes more")
+            yield f"the scales had not settled after {self.procedure.steps} steps: Adaptive(steps=…) takes more"
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
@@ -216,19 +211,15 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
     return near[0] if near else simple
 
 
-def _check(dealt: Dealt, request: Request, folds: int) -> None:
-    if dealt.examples < 2 * folds:
+def _check(found: Folds, request: Request, folds: int) -> None:
+    if found.examples < 2 * folds:
         raise CalibrationError(
-            f"{dealt.examples} held-out examples are too few for {folds} folds: give at least {2 * folds}"
+            f"{found.examples} held-out examples are too few for {folds} folds: give at least {2 * folds}"
         )
-    targets = [piece.batch.target for piece in dealt.pieces]
+    targets = [piece.batch.target for piece in found.pieces]
     if isinstance(request.link, Categorical) and not targets[0].is_floating_point():
-        found = torch.cat([t[labelled(t)].unique() for t in targets]).unique()
-        if len(found) == 1:
+        labels = torch.cat([t[labelled(t)].unique() for t in targets]).unique()
+        if len(labels) == 1:
             raise CalibrationError(
-                f"all held-out examples have the label {int(found)}: no probability can be fitted to that"
+                f"all held-out examples have the label {int(labels)}: no probability can be fitted to that"
             )
-
-
-def _say(text: str) -> None:
-    warnings.warn(text, stacklevel=7)  # at the call of calibrate

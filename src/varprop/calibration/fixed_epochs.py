@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.batch import Batch
-from varprop.calibration.held_out import HeldOut
-from varprop.calibration.request import Request
-from varprop.calibration.stages import Stages, size_of, stages
+from varprop.calibration.procedure import HeldOut, Request
+from varprop.calibration.stages import Prepared, StagedNet
 from varprop.errors import CalibrationError
-from varprop.graph.compiler import Plan
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import ClassLink
@@ -26,8 +24,8 @@ from varprop.prediction.targets import mean_of_each
 
 FEW = 30  # held-out examples for each scale, below which the scales fit noise
 SHARPER = 0.8  # the temperature that is tried, to see whether predictions are underconfident
-CLEARLY = 3.0  # standard errors of its gain that the gain must exceed to be spoken of,
-WORTH_SAYING = 0.01  # and the share of the loss
+CLEARLY = 3.0  # standard errors of its gain that the gain must exceed for a warning,
+RELEVANT = 0.01  # and the share of the loss
 STILL_MOVING = 0.5  # of Adam's full step, which it takes while all gradients agree
 _log = logging.getLogger(__name__)
 
@@ -68,9 +66,9 @@ class _Fit:
         self.net, self.request, self.link, self.lr = net, request, request.link, lr
         self.trained: dict[str, nn.Parameter] = {}
         self.optimizer = torch.optim.Adam([{"params": []}], lr=lr)
-        self.stages: dict[int, Stages] = {}
+        self.staged = StagedNet(net)
         self.room = request.cache
-        self.kept: list[tuple[Stages, tuple[Any, ...], Tensor]] | None = []
+        self.kept: list[Prepared] | None = []
         self.losses: list[float] = []  # per example, one for each epoch
         self.steps = 0
         self.warned = False  # that these scales are not what is missing: then more steps are no remedy
@@ -81,8 +79,8 @@ class _Fit:
         sharper: list[Tensor] = []
         started, steps = self._logs(), self.steps
         kept = self.kept if self.losses else None
-        for stage, prepared, target in kept or self._prepare(batches, batch_size, micro_batch):
-            logits = stage.finish(prepared).divided_by(self.net.temperature)
+        for prepared in kept or self._prepare(batches, batch_size, micro_batch):
+            logits, target = prepared.finish().divided_by(self.net.temperature), prepared.target
             loss = mean_of_each(self.link.loss(logits, target), target)
             if not self.losses and isinstance(self.link, ClassLink):
                 with torch.no_grad():
@@ -109,36 +107,30 @@ class _Fit:
         self.pace = moved / (self.lr * (self.steps - steps))
         _log.info("calibrate, epoch %d: NLL %.5f on %d examples", len(self.losses), total / count, count)
 
-    def _prepare(
-        self, batches: Iterable[Batch], batch_size: int, micro_batch: int
-    ) -> Iterator[tuple[Stages, tuple[Any, ...], Tensor]]:
+    def _prepare(self, batches: Iterable[Batch], batch_size: int, micro_batch: int) -> Iterator[Prepared]:
         """The batches in pieces of at most ``micro_batch``, none of which reaches beyond a step of ``batch_size``."""
         filled = 0
         for batch in batches:
             start = 0
             while start < len(batch):
-                piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled)).to(self.net.device)
+                piece = batch.rows(start, min(start + micro_batch, start + batch_size - filled))
                 start, filled = start + len(piece), (filled + len(piece)) % batch_size
-                plan, leaves = self.net.plan(piece.args, piece.kwargs)
-                stage = self._cut(plan)
-                item = stage, stage.prepare(leaves), piece.target
-                self.room -= size_of(item[1])
+                item = self.staged.prepare(piece, self._train)
+                self.room -= item.nbytes
                 if self.room < 0:  # kept for the next epochs is everything or nothing
                     self.kept = None
                 elif self.kept is not None:
                     self.kept.append(item)
                 yield item
 
-    def _cut(self, plan: Plan) -> Stages:
-        """The stages of a graph; when it is met for the first time, its scales join those that are trained."""
-        if id(plan) not in self.stages:
-            names = self.request.selected(self.net.scales)
-            fresh = {n: self.net.scale[scale_path(n)].requires_grad_() for n in names if n not in self.trained}
-            self.trained |= fresh  # type: ignore[arg-type]
-            if fresh:
-                self.optimizer.add_param_group({"params": list(fresh.values())})
-            self.stages[id(plan)] = stages(self.net, plan, {scale_path(name) for name in names})
-        return self.stages[id(plan)]
+    def _train(self) -> list[str]:
+        """The scales selected; those of a graph that is new join the ones that are trained."""
+        names = self.request.selected(self.net.scales)
+        fresh = {n: self.net.scale[scale_path(n)].requires_grad_() for n in names if n not in self.trained}
+        self.trained |= fresh  # type: ignore[arg-type]
+        if fresh:
+            self.optimizer.add_param_group({"params": list(fresh.values())})
+        return names
 
     def _step(self, examples: int) -> None:
         for parameter in self.trained.values():
@@ -175,7 +167,7 @@ def _warn(gains: Tensor | None, loss: float, count: int, scales: int) -> bool:
     ``gains``: by how much sharper predictions would lower the loss of each example.
     """
     gain, error = (0.0, 0.0) if gains is None else (float(gains.mean()), float(gains.double().std()) / count**0.5)
-    if gain > max(CLEARLY * error, WORTH_SAYING * loss):
+    if gain > max(CLEARLY * error, RELEVANT * loss):
         warnings.warn(
             f"these predictions are underconfident: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
             "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "

@@ -12,20 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from varprop.calibration.held_out import Piece
-from varprop.calibration.stages import Stages, size_of, stages
-from varprop.calibration.widths import Array, Ending
+from varprop.calibration.folds import Piece
+from varprop.calibration.stages import Prepared, StagedNet
+from varprop.calibration.widths import Array, OutputParameter
 from varprop.errors import CalibrationError
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
 from varprop.sharing import shared
 
-COMMON = 0.5  # standard deviation of the prior of the common log α: the width has been found already
-FURTHEST = 1.5  # no entry of θ moves further in one step
-ENOUGH = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
-LATELY, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more
-POOR = 0.5  # a step that keeps less of its promise goes too far, and the next one too
-SOFTENED = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
+COMMON_STD = 0.5  # standard deviation of the prior of the common log α: the width has been found already
+LONGEST_STEP = 1.5  # no entry of θ moves further in one step
+WORTH_A_STEP = 0.1  # nats in all: a step that promises less is not worth a pass; noise leaves ½ for each entry of θ
+PATIENCE, FLAT = 4, 0.05  # so many steps that together gained less than this for each entry of θ: there is no more
+POOR_RATIO = 0.5  # a step that keeps less of its promise goes too far, and the next one too
+DIAGONAL_SHARE = 0.1  # the share of its diagonal in the curvature, which a few dozen pieces do not determine
 
 
 @dataclass(frozen=True)
@@ -36,32 +36,34 @@ class Pass:
     gradients: Array
 
 
-class Layers:
-    """The losses of pieces as a function of θ: log α of the named scales, and the setting u of the output."""
+@dataclass
+class ScaleObjective:
+    """The losses of pieces as a function of θ: log α of the named scales, and the parameter u of the output.
 
-    def __init__(
-        self,
-        net: MomentNet,
-        output: Ending,
-        names: Sequence[str],
-        cache: int,
-        tick: Callable[[float], None],
-        group: Any = None,
-    ) -> None:
-        self.net, self.output, self.names, self.room, self.tick, self.group = net, output, names, cache, tick, group
-        self.scales = [net.scale[scale_path(name)] for name in names]
-        self.stages: dict[int, Stages] = {}
-        self.kept: dict[int, tuple[Stages, tuple[Any, ...]]] = {}
+    What no scale can change is kept, up to ``room`` bytes, and used again for the piece in the same place.
+    """
 
-    def run(self, pieces: Iterable[Piece], *thetas: Array, keep: bool = True, gradients: bool = True) -> Pass:
-        """At one θ, or at one for each fold. What ``keep`` keeps is used again for the piece in the same place."""
+    net: MomentNet
+    output: OutputParameter
+    names: Sequence[str]
+    room: int
+    tick: Callable[[float], None]
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        self.scales = [self.net.scale[scale_path(name)] for name in self.names]
+        self.staged = StagedNet(self.net)
+        self.kept: dict[int, Prepared] = {}
+
+    def evaluate(self, pieces: Iterable[Piece], *thetas: Array, gradients: bool = True) -> Pass:
+        """At one θ, or at one for each fold."""
         self.tick(3 if gradients else 1)
 
         def one(number: int, piece: Piece) -> dict[str, Tensor]:
             u = self.set(thetas[piece.fold % len(thetas)], gradients=gradients)
-            stage, prepared = (self.kept.get(number) if keep else None) or self._prepare(number, piece, keep)
+            prepared = self.kept.get(number) or self._prepare(number, piece)
             with torch.set_grad_enabled(gradients):
-                found = self.output.loss(stage.finish(prepared), piece.batch.target.to(self.net.device), u)
+                found = self.output.loss(prepared.finish(), prepared.target, u)
             row = []
             if gradients:
                 found.sum().backward()
@@ -81,16 +83,12 @@ class Layers:
         u = theta[len(self.scales) :].sum()
         return torch.tensor(u, dtype=torch.float64, requires_grad=gradients and self.output.fitted)
 
-    def _prepare(self, number: int, piece: Piece, keep: bool) -> tuple[Stages, tuple[Any, ...]]:
-        batch = piece.batch.to(self.net.device)
-        plan, leaves = self.net.plan(batch.args, batch.kwargs)
-        if id(plan) not in self.stages:
-            self.stages[id(plan)] = stages(self.net, plan, {scale_path(name) for name in self.names})
-        item = self.stages[id(plan)], self.stages[id(plan)].prepare(leaves)
-        if keep and (size := size_of(item[1])) <= self.room:
-            self.kept[number] = item
+    def _prepare(self, number: int, piece: Piece) -> Prepared:
+        prepared = self.staged.prepare(piece.batch, lambda: self.names)
+        if (size := prepared.nbytes) <= self.room:
+            self.kept[number] = prepared
             self.room -= size
-        return item
+        return prepared
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Prior:
         result = np.eye(size) / self.shift**2
         if scales := size - 1:
             mean = np.full((scales, scales), 1 / scales)
-            result[:-1, :-1] = (np.eye(scales) - mean) / self.spread**2 + mean / scales / COMMON**2
+            result[:-1, :-1] = (np.eye(scales) - mean) / self.spread**2 + mean / scales / COMMON_STD**2
         return result
 
     def centre(self, size: int) -> Array:
@@ -142,12 +140,12 @@ def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: ND
     for _ in range(steps):
         curvature = fisher(found.gradients) + precision
         step = _bounded(-np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope))
-        flat = len(before) > LATELY and before[-1 - LATELY] - best < FLAT * len(theta)
-        if converged := flat or -0.5 * float(slope @ step) < ENOUGH:
+        flat = len(before) > PATIENCE and before[-1 - PATIENCE] - best < FLAT * len(theta)
+        if converged := flat or -0.5 * float(slope @ step) < WORTH_A_STEP:
             break
         tried, value, next_slope = look(theta + step)
         kept = (best - value) / -float(slope @ step + 0.5 * step @ curvature @ step)  # of what the step promised
-        damping = max(4 * damping, 1.0) if kept <= 0 else max(2 * damping, 0.5) if kept < POOR else damping / 4
+        damping = max(4 * damping, 1.0) if kept <= 0 else max(2 * damping, 0.5) if kept < POOR_RATIO else damping / 4
         if kept > 0:
             theta, found, best, slope = theta + step, tried, value, next_slope
         before.append(best)
@@ -164,8 +162,8 @@ def fisher(gradients: Array) -> Array:
     pieces = len(gradients)
     centred = gradients - gradients.mean(0)
     total = centred.T @ centred * (pieces / max(pieces - 1, 1))
-    return (1 - SOFTENED) * total + SOFTENED * np.diag(np.diag(total))
+    return (1 - DIAGONAL_SHARE) * total + DIAGONAL_SHARE * np.diag(np.diag(total))
 
 
 def _bounded(step: NDArray[np.floating[Any]]) -> Array:
-    return np.asarray(step * min(1.0, FURTHEST / max(float(np.abs(step).max()), 1e-12)), np.float64)
+    return np.asarray(step * min(1.0, LONGEST_STEP / max(float(np.abs(step).max()), 1e-12)), np.float64)

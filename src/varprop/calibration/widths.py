@@ -12,30 +12,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from varprop.calibration.held_out import Dealt, Piece
+from varprop.calibration.folds import Folds, Piece
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import Categorical, ClassLink, Gaussian, Link
 from varprop.prediction.targets import labelled, mean_of_each, refuse_shape
-from varprop.prediction.temperature import lowest
+from varprop.prediction.temperature import minimize
 from varprop.sharing import shared
 
 Array = NDArray[np.float64]
+Outputs = list[tuple[Moments, Tensor]]
+"""The logits of each piece, with its target."""
 
 COARSE = tuple(-3.0 + 0.5 * i for i in range(7))  # log₁₀ of the relative width
 WIDEST = 1.0
 FINE = (0.25, 0.125)  # steps around the best
 OFFSETS = (-1.2, -0.8, -0.4, 0.0, 0.4)  # of the output's setting, from that of the plain network
-BETWEEN = 65  # settings read off, by cubic splines
+SETTINGS = 65  # read off between, by cubic splines
 # Standard deviations of Gaussian priors, without which a few examples that happen to be right call for any confidence:
-TEMPERED = 1.0  # of log T, around the network as it was trained,
-SHIFTED = 0.3  # and of log T with variance around that without: variance says who is less confident, not how many;
-EXPLAINED = 1.0  # of the noise of a regression, of which variance is to take over a part
+TEMPERATURE_STD = 1.0  # of log T, around the network as it was trained,
+SHIFT_STD = 0.3  # and of log T with variance around that without: variance says who is less confident, not how many;
+NOISE_STD = 1.0  # of the noise of a regression, of which variance is to take over a part
 
 
-class Ending:
+class OutputParameter:
     """One number u that is fitted at the output, by the kind of link.
 
     For classes it is log T, by which logits are divided; for a regression whose noise is not given, the log of the
@@ -44,61 +46,61 @@ class Ending:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.tempers = isinstance(link, ClassLink)
-        self.fitted = self.tempers or (isinstance(link, Gaussian) and link.noise_std is None)
-        self.shift = SHIFTED if self.tempers else EXPLAINED
+        self.is_temperature = isinstance(link, ClassLink)
+        self.fitted = self.is_temperature or (isinstance(link, Gaussian) and link.noise_std is None)
+        self.shift = SHIFT_STD if self.is_temperature else NOISE_STD
 
     def loss(self, logits: Moments, target: Tensor, u: float | Tensor) -> Tensor:
         """Of each example."""
         scale = torch.as_tensor(u).exp().to(logits.mean)
-        if self.tempers:
+        if self.is_temperature:
             logits = logits.divided_by(scale)
         elif self.fitted:
             logits = Moments(logits.mean, logits.var + scale.square())
         return mean_of_each(self.link.loss(logits, target), target)
 
-    def accuracy(self, logits: list[Moments], targets: list[Tensor]) -> float | None:
+    def accuracy(self, outputs: Outputs) -> float | None:
         """How many labels are right, where each has one."""
-        if not isinstance(self.link, Categorical) or targets[0].is_floating_point():
+        if not isinstance(self.link, Categorical) or outputs[0][1].is_floating_point():
             return None
-        right = [(p.mean.argmax(-1) == t)[labelled(t)].float() for p, t in zip(logits, targets, strict=True)]
+        right = [(logits.mean.argmax(-1) == y)[labelled(y)].float() for logits, y in outputs]
         return float(torch.cat(right).mean())
 
     @torch.no_grad()
-    def table(self, logits: list[Moments], targets: list[Tensor], settings: Array) -> Array:
+    def table(self, outputs: Outputs, settings: Array) -> Array:
         """The loss [setting, example]; what is not finite counts as infinite."""
         rows = []
         for u in settings:
-            losses = [self.loss(pair, target, float(u)) for pair, target in zip(logits, targets, strict=True)]
-            rows.append(torch.cat(losses).double().nan_to_num(nan=math.inf).cpu().numpy())
+            losses = torch.cat([self.loss(logits, target, float(u)) for logits, target in outputs])
+            rows.append(losses.double().nan_to_num(nan=math.inf).cpu().numpy())
         return np.stack(rows)
 
-    def best(self, logits: list[Moments], targets: list[Tensor]) -> float:
+    def best(self, outputs: Outputs) -> float:
         """The most likely u of a network without variance."""
         if isinstance(self.link, ClassLink):
-            return lowest(self._mean_loss(logits, targets))[1]
+            return self._best_temperature(self.link, outputs)
         if not self.fitted:
             return 0.0
-        for a, b in zip(logits, targets, strict=True):
-            refuse_shape(a.mean, b)
-        squares = torch.cat([(a.mean - b).square().flatten() for a, b in zip(logits, targets, strict=True)])
+        for logits, target in outputs:
+            refuse_shape(logits.mean, target)
+        squares = torch.cat([(logits.mean - target).square().flatten() for logits, target in outputs])
         return 0.5 * math.log(max(float(squares.double().mean()), 1e-30))
 
-    def _mean_loss(self, logits: list[Moments], targets: list[Tensor]) -> Callable[[float], float]:
-        """As a function of log T, with its prior and without the samples that a variance would need."""
-        link, pairs = self.link, [(pair.mean.double(), target) for pair, target in zip(logits, targets, strict=True)]
-        examples = sum(len(target) for target in targets)
-        assert isinstance(link, ClassLink)
+    @staticmethod
+    @torch.no_grad()
+    def _best_temperature(link: ClassLink, outputs: Outputs) -> float:
+        """The log T of least loss, with its prior and without the samples that a variance would need."""
+        pairs = [(logits.mean.double(), target) for logits, target in outputs]
+        examples = sum(len(target) for _, target in outputs)
 
-        @torch.no_grad()
-        def mean(u: float) -> float:
+        def loss(u: float) -> float:
             likely = torch.cat([link.log_likelihood(x / math.exp(u), y).flatten() for x, y in pairs]).mean()
-            return 0.5 * (u / TEMPERED) ** 2 / examples - float(likely)
+            return 0.5 * (u / TEMPERATURE_STD) ** 2 / examples - float(likely)
 
-        return mean
+        return minimize(loss)[1]
 
 
-class Wide:
+class PosteriorWidth:
     """A network whose weights' variances can be set, in units of the weights: width² = Σ var / Σ mean².
 
     So the search is the same whatever scale the posterior came with.
@@ -136,7 +138,7 @@ class Widths:
         width, setting = np.unravel_index(int(total.argmin()), total.shape)
         return int(width), int(setting)
 
-    def crossed(self, folds: NDArray[np.int64], *, variance: bool = True) -> Array:
+    def cross_validated(self, folds: NDArray[np.int64], *, variance: bool = True) -> Array:
         """The loss of each example at what is best for the other folds."""
         found = np.empty(len(folds))
         for fold in np.unique(folds):
@@ -152,26 +154,27 @@ class Widths:
         return width, int(totals[width].argmin())
 
 
-def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], None], group: Any = None) -> Widths:
+def search(
+    wide: PosteriorWidth, folds: Folds, output: OutputParameter, tick: Callable[[float], None], group: Any = None
+) -> Widths:
     """Run the network once for each width."""
-    targets = [piece.batch.target.to(wide.net.device) for piece in dealt.pieces]
 
-    def run(width: float) -> list[Moments]:
+    def run(width: float) -> Outputs:
         wide.set(width)
         tick(1)
-        return forward(wide.net, dealt, group)
+        return forward(wide.net, folds, group)
 
     plain = run(0.0)
-    if not all(bool(logits.mean.isfinite().all()) for logits in plain):
+    if not all(bool(logits.mean.isfinite().all()) for logits, _ in plain):
         raise CalibrationError("the outputs of the plain network are not finite for some held-out examples")
-    grid = output.best(plain, targets) + np.array(OFFSETS if output.fitted else (0.0,))
-    settings = np.linspace(grid[0], grid[-1], BETWEEN) if output.fitted else grid
-    seen = {-math.inf: output.table(plain, targets, grid)}
+    grid = output.best(plain) + np.array(OFFSETS if output.fitted else (0.0,))
+    settings = np.linspace(grid[0], grid[-1], SETTINGS) if output.fitted else grid
+    seen = {-math.inf: output.table(plain, grid)}
     prior = _Prior(output, settings, _splined(grid, seen[-math.inf], settings))
 
     def look(log: float) -> None:
         if log not in seen:
-            seen[log] = output.table(run(10**log), targets, grid)
+            seen[log] = output.table(run(10**log), grid)
 
     def best() -> float:
         return min(seen, key=lambda log: float((seen[log].sum(-1) + prior(10**log, grid)).min()))
@@ -186,17 +189,17 @@ def search(wide: Wide, dealt: Dealt, output: Ending, tick: Callable[[float], Non
             look(middle + step)
     widths = [10**log for log in sorted(seen)]
     losses = np.stack([_splined(grid, seen[log], settings) for log in sorted(seen)])
-    bare = output.table(plain, targets, np.zeros(1)) if output.tempers else losses[0]
+    bare = output.table(plain, np.zeros(1)) if output.is_temperature else losses[0]
     bare = bare[bare.mean(-1).argmin()]
     priors = np.stack([prior(width, settings) for width in widths])
-    return Widths(widths, settings, losses, priors, bare, output.accuracy(plain, targets))
+    return Widths(widths, settings, losses, priors, bare, output.accuracy(plain))
 
 
 class _Prior:
     """−log p(u) of settings u up to a constant: with variance, around what is best without."""
 
-    def __init__(self, output: Ending, settings: Array, losses: Array) -> None:
-        self.spread, self.shift = TEMPERED if output.tempers else math.inf, output.shift
+    def __init__(self, output: OutputParameter, settings: Array, losses: Array) -> None:
+        self.spread, self.shift = TEMPERATURE_STD if output.is_temperature else math.inf, output.shift
         self.alone = float(settings[(losses.sum(-1) + self(0.0, settings)).argmin()])
 
     def __call__(self, width: float, u: Array) -> Array:
@@ -206,13 +209,14 @@ class _Prior:
 
 
 @torch.no_grad()
-def forward(net: MomentNet, dealt: Dealt, group: Any = None) -> list[Moments]:
+def forward(net: MomentNet, folds: Folds, group: Any = None) -> Outputs:
     def one(_: int, piece: Piece) -> dict[str, Tensor]:
         batch = piece.batch.to(net.device)
         return net(*batch.args, **batch.kwargs)._asdict()
 
-    found = shared(dealt.pieces, one, group)
-    return [Moments(each["mean"].to(net.device), each["var"].to(net.device)) for each in found]
+    found = shared(folds.pieces, one, group)
+    logits = [Moments(each["mean"].to(net.device), each["var"].to(net.device)) for each in found]
+    return [(each, piece.batch.target.to(net.device)) for each, piece in zip(logits, folds.pieces, strict=True)]
 
 
 def _splined(grid: Array, values: Array, at: Array) -> Array:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from varprop.calibration import fitting, scales
+from varprop.calibration import calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.cli import shell
 from varprop.cli.demo import demonstrate
@@ -123,13 +123,13 @@ def fit(
     network = model_of(model).to(place)
     batches = batches_of(data, network)
     writable(out)
-    predictor = fitting.fit(
+    predictor = calibrate.fit(
         network,
         batches,
         gaussian,
         chosen,
-        scales=scales.OUTPUT_ONLY if output_only else scales.PER_LAYER,
-        procedure=scales.ADAPTIVE if epochs is None else FixedEpochs(epochs),
+        scales=calibrate.OUTPUT_ONLY if output_only else calibrate.PER_LAYER,
+        procedure=calibrate.ADAPTIVE if epochs is None else FixedEpochs(epochs),
     )
     predictor.save_pretrained(out)
     table = Table("module", "α", title=escape(f"scales of {out}"))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.calibration.fitting import fit
+from varprop.calibration.calibrate import fit
 from varprop.cli.references import writable
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs

@@ -16,8 +16,8 @@ from torch import nn
 from varprop.batch import read, repeatable
 from varprop.errors import InputError
 from varprop.prediction.links import Link
+from varprop.prediction.predictor_config import LINKS
 from varprop.prediction.predictors import device_of
-from varprop.prediction.stored import LINKS
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from varprop.deployment.exporting import RECORD, needed, outputs, threshold_of
 from varprop.errors import NetworkFileError
 from varprop.network.storage import CONFIG, WEIGHTS, digest, read_config
-from varprop.prediction.folder import load, read_processor
+from varprop.prediction.folder import load
 from varprop.prediction.links import Gaussian
+from varprop.prediction.predictor_config import read_processor
 from varprop.prediction.predictors import Predictor
 from varprop.prediction.selective import Selective
 

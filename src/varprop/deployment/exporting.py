@@ -25,9 +25,9 @@ from torch.export import Dim, ExportedProgram
 from varprop.errors import ExportError, InputError, NetworkFileError
 from varprop.graph.signature import Size
 from varprop.network.moment_net import MomentNet
-from varprop.prediction import stored
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Regression
+from varprop.prediction.predictor_config import processor_name
 from varprop.prediction.predictors import Predictor, Propagated, Wrapper
 from varprop.prediction.selective import Decision, Selective
 
@@ -136,7 +136,7 @@ def threshold_of(predictor: Predictor) -> float | None:
 
 def _about(predictor: Predictor) -> tuple[list[str] | None, float | None, str | None]:
     try:
-        processor = stored.processor_name(predictor.processor)
+        processor = processor_name(predictor.processor)
     except NetworkFileError:
         processor = None  # one of the user's own, which only the user can apply
     return list(predictor.classes) if predictor.classes else None, threshold_of(predictor), processor

@@ -15,7 +15,7 @@ from torch import Tensor
 from varprop.deployment.artifact import Artifact, Input
 from varprop.deployment.exporting import needed
 from varprop.errors import InputError
-from varprop.prediction.stored import is_tokenizer
+from varprop.prediction.predictor_config import is_tokenizer
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 Example = dict[str, Tensor]

@@ -22,10 +22,9 @@ from varprop.evaluation.evaluated import COSTS, Evaluation, Evaluations, Regress
 from varprop.evaluation.results import METRICS, POINTS, Row
 from varprop.metrics.proper import bce_of_each, brier_of_each, nll_of_each
 from varprop.network.moment_net import MomentNet
-from varprop.prediction.inferred import link_for
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import UNLABELLED, MeanNetwork, Predictor, Propagated, answer
+from varprop.prediction.predictors import UNLABELLED, MeanNetwork, Predictor, Propagated, link_for, predict_batch
 from varprop.prediction.selective import Decision
 from varprop.prediction.targets import refuse_shape
 from varprop.sharing import shared
@@ -44,7 +43,7 @@ def evaluate(predictor: Any, batches: Any, *, held_out: Any = None, progress: bo
     """
     if isinstance(predictor, Predictor):
         with _bar(progress) as bar:
-            parts = shared(read(batches), lambda _, batch: _of_each(*answer(predictor, batch), bar), group)
+            parts = shared(read(batches), lambda _, batch: _of_each(*predict_batch(predictor, batch), bar), group)
         return _evaluation(parts, held_out)
     batches = repeatable(batches)
     if not isinstance(predictor, Mapping | list | tuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from varprop import metrics
 from varprop.errors import InputError
-from varprop.prediction.answer import pandas
+from varprop.prediction.prediction import pandas
 
 RISKS = {"c@0.5": 0.005, "c@1": 0.01, "c@2": 0.02, "c@5": 0.05}
 COSTS = {"phi@10": 10.0, "phi@50": 50.0, "phi@100": 100.0}

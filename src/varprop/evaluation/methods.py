@@ -13,10 +13,9 @@ from typing import Any
 from torch import nn
 
 from varprop.calibration.adaptive import Adaptive
+from varprop.calibration.calibrate import OUTPUT_ONLY, PER_LAYER, calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
-from varprop.calibration.observation import with_noise
-from varprop.calibration.request import Procedure
-from varprop.calibration.scales import OUTPUT_ONLY, PER_LAYER, calibrate
+from varprop.calibration.procedure import Procedure
 from varprop.errors import InputError
 from varprop.graph.output import Output
 from varprop.network.moment_net import MomentNet, propagate
@@ -24,7 +23,7 @@ from varprop.posterior import Posterior
 from varprop.prediction.links import Gaussian, Link
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.predictors import GaussianPredictor, MeanNetwork, Predictor, Propagated
-from varprop.prediction.temperature import TemperatureScaled
+from varprop.prediction.temperature import TemperatureScaled, with_noise
 from varprop.rules import CVP, CVP_MINUS_ACTIVATION, CVP_MINUS_NORM, FACTORED, STREAMLINING, RuleSet
 
 PAPER = FixedEpochs()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from varprop.calibration.fitting import fit
+from varprop.calibration.calibrate import fit
 from varprop.errors import InputError
 from varprop.posterior import Posterior
 from varprop.prediction.predictors import Propagated

@@ -14,9 +14,8 @@ from sklearn.utils.multiclass import check_classification_targets  # type: ignor
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from varprop.calibration.fitting import fit
-from varprop.calibration.request import Procedure
-from varprop.calibration.scales import ADAPTIVE
+from varprop.calibration.calibrate import ADAPTIVE, fit
+from varprop.calibration.procedure import Procedure
 from varprop.posterior import Posterior
 from varprop.prediction.links import Gaussian, Link, Softmax
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from varprop.errors import InputError
 from varprop.prediction.prediction import Prediction
+from varprop.prediction.predictor_config import is_tokenizer
 from varprop.prediction.predictors import Predictor
 from varprop.prediction.selective import Decision
-from varprop.prediction.stored import is_tokenizer
 
 
 class ClassificationPipeline:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from varprop.metrics.calibration import ace, ece
 from varprop.metrics.correctness import accuracy, best_f1_threshold, f1, vqa_accuracy
-from varprop.metrics.intervals import crps, gaussian_nll, mpiw, picp, rmse
-from varprop.metrics.proper import bce, brier, nll
+from varprop.metrics.proper import bce, brier, crps, gaussian_nll, mpiw, nll, picp, rmse
 from varprop.metrics.risk import (
     RiskCoverageCurve,
     aurc,

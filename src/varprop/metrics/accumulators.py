@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from varprop.errors import MetricError
-from varprop.metrics import calibration, inputs, intervals, proper, risk
+from varprop.metrics import calibration, inputs, proper, risk
 
 
 class _Accumulator(Metric):
@@ -151,9 +151,8 @@ class EffectiveReliability(_Sum):
         self.cost, self.threshold = cost, threshold
 
     def update(self, confidence: Tensor, correctness: Tensor) -> None:
-        confidence, correctness = inputs.scored(confidence, correctness)
-        gains = risk.gains(correctness, self.cost)
-        self._add(gains[risk.answered(confidence, self.threshold)].sum(), len(correctness))
+        each = risk.reliability_of_each(confidence, correctness, self.cost, self.threshold)
+        self._add(each.sum(), len(each))
 
 
 class ECE(_Sum):
@@ -217,11 +216,11 @@ class _MeanOfOutputs(_Sum):
 class GaussianNLL(_MeanOfOutputs):
     """Negative log-likelihood of a regression: see ``gaussian_nll``."""
 
-    _of_each = staticmethod(intervals.gaussian_nll_of_each)
+    _of_each = staticmethod(proper.gaussian_nll_of_each)
 
 
 class CRPS(_MeanOfOutputs):
     """Continuous ranked probability score: see ``crps``."""
 
     plot_lower_bound = 0.0
-    _of_each = staticmethod(intervals.crps_of_each)
+    _of_each = staticmethod(proper.crps_of_each)

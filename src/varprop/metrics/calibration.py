@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from varprop.metrics import inputs
-from varprop.metrics.ranking import group_sizes, rank, spread
+from varprop.metrics.risk import group_sizes, rank, spread
 
 
 def ece(confidence: Tensor, correctness: Tensor, bins: int = 15) -> Tensor:
@@ -16,7 +16,7 @@ def ece(confidence: Tensor, correctness: Tensor, bins: int = 15) -> Tensor:
     that a confidence of k/bins opens bin k in every dtype.
     """
     bins = inputs.whole("bins", bins, least=1)
-    confidence, correctness = inputs.some(*inputs.scored_in_unit_interval(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored_in_unit_interval(confidence, correctness))
     return bin_gaps(confidence, correctness, bins).abs().sum() / len(confidence)
 
 
@@ -38,7 +38,7 @@ def ace(confidence: Tensor, correctness: Tensor, bins: int = 15) -> Tensor:
     the mean over all classes that some call by this name.
     """
     bins = inputs.whole("bins", bins, least=1)
-    confidence, correctness = inputs.some(*inputs.scored_in_unit_interval(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored_in_unit_interval(confidence, correctness))
     ranking = rank(confidence, correctness)
     claimed = ranking.threshold.to(correctness.dtype).repeat_interleave(group_sizes(ranking))
     gaps = (claimed - spread(ranking)).flip(0).cumsum(0)

@@ -7,17 +7,17 @@ from torch import Tensor
 
 from varprop.errors import MetricError
 from varprop.metrics import inputs
-from varprop.metrics.ranking import rank
+from varprop.metrics.risk import rank
 
 
 def accuracy(correctness: Tensor) -> Tensor:
     """Mean correctness, soft or not."""
-    return inputs.some(inputs.graded(correctness))[0].mean()
+    return inputs.mean(inputs.graded(correctness))
 
 
 def f1(decision: Tensor, target: Tensor) -> Tensor:
     """F₁ = 2 TP / (yeses + positives) of decisions [N] for or against a label; 1 if there are neither."""
-    decision, target = inputs.some(inputs.yes_or_no("decision", decision), inputs.yes_or_no("target", target))
+    decision, target = inputs.nonempty(inputs.yes_or_no("decision", decision), inputs.yes_or_no("target", target))
     if len(decision) != len(target):
         raise MetricError(f"there are {len(decision)} decisions and {len(target)} targets")
     both = decision.sum() + target.sum()

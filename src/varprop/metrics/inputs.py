@@ -97,7 +97,7 @@ def class_target(target: Tensor, probs: Tensor) -> Tensor:
     return target.to(torch.int64)
 
 
-def answer_target(target: Tensor, probs: Tensor) -> Tensor:
+def multi_label_target(target: Tensor, probs: Tensor) -> Tensor:
     """Multi-label targets [N, A] in [0, 1], wide; bool, integer or float."""
     target = _tensor("target", target)
     _one_device(probs=probs, target=target)
@@ -129,11 +129,16 @@ def aligned(**tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(flat.values())
 
 
-def some(*columns: Tensor) -> tuple[Tensor, ...]:
+def nonempty(*columns: Tensor) -> tuple[Tensor, ...]:
     """The columns as they are; averaging over no examples is refused."""
     if not len(columns[0]):
         raise MetricError("there are no examples: a metric of nothing is not defined")
     return columns
+
+
+def mean(scores: Tensor) -> Tensor:
+    """Over the examples, of which there must be some."""
+    return nonempty(scores)[0].mean()
 
 
 def number(name: str, value: float) -> float:

@@ -1,10 +1,16 @@
-"""Proper scores of predicted probabilities: Brier, negative log-likelihood, binary cross-entropy. All are means."""
+"""Scores of predictions, all of them means: of probabilities, of the Gaussians of a regression, of its intervals.
+
+Outputs of a regression may have any shape; they count one by one.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
+from varprop.errors import MetricError
 from varprop.metrics import inputs
 
 
@@ -13,7 +19,7 @@ def brier(probs: Tensor, target: Tensor) -> Tensor:
 
     ``probs`` is [N, C] with C ≥ 2; ``target`` holds class indices [N], or probabilities (also one-hot) [N, C].
     """
-    return _mean(brier_of_each(probs, target))
+    return inputs.mean(brier_of_each(probs, target))
 
 
 def brier_of_each(probs: Tensor, target: Tensor) -> Tensor:
@@ -34,7 +40,7 @@ def nll(probs: Tensor, target: Tensor) -> Tensor:
     would make the result depend on where it is clamped. float32 probabilities reach 0 below 1e-45.
     ``probs`` is [N, C] with C ≥ 2; ``target`` holds class indices [N], or probabilities (also one-hot) [N, C].
     """
-    return _mean(nll_of_each(probs, target))
+    return inputs.mean(nll_of_each(probs, target))
 
 
 def nll_of_each(probs: Tensor, target: Tensor) -> Tensor:
@@ -51,15 +57,69 @@ def bce(probs: Tensor, target: Tensor) -> Tensor:
     Both are [N, A] in [0, 1]; ``target`` may be soft. 0 log 0 = 0, and ``inf`` where the impossible happened, as for
     ``nll``.
     """
-    return _mean(bce_of_each(probs, target))
+    return inputs.mean(bce_of_each(probs, target))
 
 
 def bce_of_each(probs: Tensor, target: Tensor) -> Tensor:
     probs = inputs.independent("probs", probs)
-    target = inputs.answer_target(target, probs)
+    target = inputs.multi_label_target(target, probs)
     probs = probs.to(target.dtype)
     return -(torch.special.xlogy(target, probs) + torch.special.xlog1py(1 - target, -probs)).sum(1)
 
 
-def _mean(scores: Tensor) -> Tensor:
-    return inputs.some(scores)[0].mean()
+def rmse(mean: Tensor, target: Tensor) -> Tensor:
+    """Root mean square error."""
+    mean, target = inputs.nonempty(*inputs.aligned(mean=mean, target=target))
+    return (mean - target).square().mean().sqrt()
+
+
+def gaussian_nll(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
+    """Mean negative log-density of the targets: ½ log 2πv + (y − μ)²/2v.
+
+    ``inf`` if a target lies off a Gaussian without variance.
+    """
+    return inputs.mean(gaussian_nll_of_each(mean, var, target))
+
+
+def gaussian_nll_of_each(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
+    mean, var, target = _gaussian(mean, var, target)
+    square = (target - mean).square()
+    found = 0.5 * (torch.log(2 * math.pi * var) + square / var)
+    return torch.where(var > 0, found, torch.where(square > 0, math.inf, -math.inf))
+
+
+def crps(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
+    """Continuous ranked probability score of Gaussians, mean over outputs; in the unit of the targets.
+
+    ∫ (F(t) − 1[t ≥ y])² dt = σ [z (2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − μ)/σ (Gneiting, Raftery 2007); without
+    variance the absolute error.
+    """
+    return inputs.mean(crps_of_each(mean, var, target))
+
+
+def crps_of_each(mean: Tensor, var: Tensor, target: Tensor) -> Tensor:
+    mean, var, target = _gaussian(mean, var, target)
+    error, std = target - mean, var.sqrt()
+    z = error / std
+    density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+    spread = error * torch.erf(z / math.sqrt(2)) + std * (2 * density - 1 / math.sqrt(math.pi))
+    return torch.where(std > 0, spread, error.abs())
+
+
+def picp(low: Tensor, high: Tensor, target: Tensor) -> Tensor:
+    """Prediction interval coverage probability: the share of targets with low ≤ y ≤ high."""
+    low, high, target = inputs.nonempty(*inputs.aligned(low=low, high=high, target=target))
+    return ((low <= target) & (target <= high)).to(low.dtype).mean()
+
+
+def mpiw(low: Tensor, high: Tensor) -> Tensor:
+    """Mean prediction interval width."""
+    low, high = inputs.nonempty(*inputs.aligned(low=low, high=high))
+    return (high - low).mean()
+
+
+def _gaussian(mean: Tensor, var: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    found = inputs.aligned(mean=mean, var=var, target=target)
+    if bool((found[1] < 0).any()):
+        raise MetricError("a variance is negative")
+    return found

@@ -13,7 +13,39 @@ import torch
 from torch import Tensor
 
 from varprop.metrics import inputs
-from varprop.metrics.ranking import rank, spread
+
+
+class Ranking(NamedTuple):
+    """One entry per distinct confidence, the highest first."""
+
+    threshold: Tensor  # the confidence itself, in its own dtype
+    answered: Tensor  # how many examples have at least this confidence, int64
+    total: Tensor  # what was summed over them
+
+
+def rank(confidence: Tensor, values: Tensor) -> Ranking:
+    """Sort by confidence, sum the values, and keep the sums at the end of each group of equal confidences."""
+    threshold, order = confidence.sort(descending=True)
+    total = values[order].cumsum(0)
+    ends = torch.ones_like(threshold, dtype=torch.bool)
+    ends[:-1] = threshold[1:] != threshold[:-1]
+    last = ends.nonzero().squeeze(1)
+    return Ranking(threshold[last], last + 1, total[last])
+
+
+def group_sizes(ranking: Ranking) -> Tensor:
+    return ranking.answered.diff(prepend=ranking.answered.new_zeros(1))
+
+
+def spread(ranking: Ranking) -> Tensor:
+    """A value per example, in rank order, where equal confidences share their mean.
+
+    The expected sum over the first j of m tied examples, over all their orders, is j/m of the group's: cumulative
+    sums of what is returned are expectations over all ways to break ties.
+    """
+    sizes = group_sizes(ranking)
+    mean = ranking.total.diff(prepend=ranking.total.new_zeros(1)) / sizes
+    return mean.repeat_interleave(sizes)
 
 
 class RiskCoverageCurve(NamedTuple):
@@ -26,7 +58,7 @@ class RiskCoverageCurve(NamedTuple):
 
 def risk_coverage_curve(confidence: Tensor, correctness: Tensor) -> RiskCoverageCurve:
     """Coverage and risk at every threshold that answers a different set of examples."""
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     ranking = rank(confidence, 1 - correctness)
     count = ranking.answered.to(correctness.dtype)
     return RiskCoverageCurve(count / len(confidence), ranking.total / count, ranking.threshold)
@@ -38,7 +70,7 @@ def aurc(confidence: Tensor, correctness: Tensor) -> Tensor:
     Ties are averaged over all their orders: within a group of m that follows k examples with summed error E, the
     expected risk of the first k + j is (E + j ē)/(k + j), with ē the group's mean error.
     """
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     errors = spread(rank(confidence, 1 - correctness)).cumsum(0)
     k = torch.arange(1, len(errors) + 1, dtype=errors.dtype, device=errors.device)
     return (errors / k).mean()
@@ -52,7 +84,7 @@ def coverage_at_risk(confidence: Tensor, correctness: Tensor, risk: float) -> Te
     errors of 0 or 1 that decides exactly for a risk of up to three decimals and 10⁸ examples.
     """
     risk = inputs.open_fraction("risk", risk)
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     ranking = rank(confidence, 1 - correctness)
     soft = bool(((correctness > 0) & (correctness < 1)).any())
     limit = risk * (1 + 1e-9) + (2**-25 if soft else 0)
@@ -67,24 +99,21 @@ def gains(correctness: Tensor, cost: float) -> Tensor:
     return torch.where(correctness > 0, correctness, -cost)
 
 
-def answered(confidence: Tensor, threshold: float) -> Tensor:
-    """Which examples are answered.
-
-    The threshold is rounded to the confidence's dtype: 0.9 answers a float32 confidence of 0.9. Rounding is monotone,
-    so nothing that reached the threshold before it was rounded is left out.
-    """
-    return confidence >= torch.tensor(threshold, dtype=torch.float64).to(confidence.dtype).to(confidence.device)
-
-
 def effective_reliability(confidence: Tensor, correctness: Tensor, cost: float, threshold: float) -> Tensor:
     """Φ_c: the mean of the correctness if answered and above 0, −c if answered and 0, and 0 if not answered.
 
-    The threshold ``inf`` answers nothing. Choose it with ``best_threshold`` on validation data.
+    The threshold ``inf`` answers nothing. Choose it with ``best_threshold`` on validation data. It is rounded to the
+    confidence's dtype: 0.9 answers a float32 confidence of 0.9. Rounding is monotone, so nothing that reached the
+    threshold before it was rounded is left out.
     """
-    cost = inputs.non_negative("cost", cost)
-    threshold = inputs.number("threshold", threshold)
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
-    return torch.where(answered(confidence, threshold), gains(correctness, cost), 0).mean()
+    return inputs.mean(reliability_of_each(confidence, correctness, cost, threshold))
+
+
+def reliability_of_each(confidence: Tensor, correctness: Tensor, cost: float, threshold: float) -> Tensor:
+    cost, threshold = inputs.non_negative("cost", cost), inputs.number("threshold", threshold)
+    confidence, correctness = inputs.scored(confidence, correctness)
+    lowest = torch.tensor(threshold, dtype=torch.float64).to(confidence.dtype).to(confidence.device)
+    return torch.where(confidence >= lowest, gains(correctness, cost), 0)
 
 
 def best_threshold(confidence: Tensor, correctness: Tensor, cost: float) -> float:
@@ -93,7 +122,7 @@ def best_threshold(confidence: Tensor, correctness: Tensor, cost: float) -> floa
     Ties go to the larger coverage. Values of Φ_c within 10⁻¹² (1 + c) of the best are ties: they differ by rounding.
     """
     cost = inputs.non_negative("cost", cost)
-    confidence, correctness = inputs.some(*inputs.scored(confidence, correctness))
+    confidence, correctness = inputs.nonempty(*inputs.scored(confidence, correctness))
     ranking = rank(confidence, gains(correctness, cost))
     reliability = ranking.total / len(confidence)
     best = reliability.max().clamp(min=0)

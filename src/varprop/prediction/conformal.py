@@ -15,8 +15,9 @@ is over the examples and the next one together. For k > n no finite interval wou
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,26 +26,20 @@ from torch import Tensor
 from varprop.errors import GuaranteeError, InputError
 from varprop.prediction.links import Gaussian
 from varprop.prediction.prediction import Regression
-from varprop.prediction.predictors import Predictor, Wrapper, answers
+from varprop.prediction.predictors import Predictor, Wrapper, predict_batches
 from varprop.prediction.targets import refuse_shape
 
 
-@dataclass(frozen=True, eq=False)
-class Residuals:
-    """Of the examples a conformal predictor was fitted to, in standard deviations, the smallest first."""
-
-    sorted: Tensor
-
-    def __call__(self, level: float) -> float:
-        """How many standard deviations an interval of this level must reach."""
-        count, wanted = len(self.sorted), Fraction(repr(level))  # 0.9 is meant, not the float next to it
-        rank = math.ceil((count + 1) * wanted)
-        if rank > count:
-            needed = math.ceil(wanted / (1 - wanted))
-            raise GuaranteeError(
-                f"{count} examples give no interval of level {level:g}: give at least {needed}, or lower the level"
-            )
-        return float(self.sorted[rank - 1])
+def conformal_reach(residuals: Tensor, level: float) -> float:
+    """How many standard deviations an interval of this level must reach; the smallest residuals come first."""
+    count, wanted = len(residuals), Fraction(repr(level))  # 0.9 is meant, not the float next to it
+    rank = math.ceil((count + 1) * wanted)
+    if rank > count:
+        needed = math.ceil(wanted / (1 - wanted))
+        raise GuaranteeError(
+            f"{count} examples give no interval of level {level:g}: give at least {needed}, or lower the level"
+        )
+    return float(residuals[rank - 1])
 
 
 class Conformal(Wrapper):
@@ -53,33 +48,33 @@ class Conformal(Wrapper):
     Of several outputs the interval holds for all of them at once.
     """
 
-    def __init__(self, predictor: Predictor, residuals: Residuals | None = None) -> None:
+    def __init__(self, predictor: Predictor, residuals: Tensor | None = None) -> None:
         if not isinstance(predictor, Predictor) or not isinstance(predictor.link, Gaussian):
             raise InputError(
                 f"intervals need a regression, not a {predictor}: Propagated(net, link=vp.links.Gaussian()); "
                 "for classes, Selective answers or abstains"
             )
         super().__init__(predictor)
-        self.residuals = residuals
+        self.residuals = residuals  # of the examples it was fitted to, in standard deviations, the smallest first
 
     def settings(self) -> dict[str, Any]:
-        return {"residuals": None if self.residuals is None else self.residuals.sorted.tolist()}
+        return {"residuals": None if self.residuals is None else self.residuals.tolist()}
 
     def fit(self, batches: Any) -> Conformal:
         """A predictor with intervals after the residuals of ``batches``.
 
         They must be new to model, posterior and calibration, and drawn like what is to come.
         """
-        found = [_residuals(prediction, target) for prediction, target in answers(self.predictor, batches)]
-        return Conformal(self.predictor, Residuals(torch.cat(found).sort().values))
+        found = [_residuals(prediction, target) for prediction, target in predict_batches(self.predictor, batches)]
+        return Conformal(self.predictor, torch.cat(found).sort().values)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Regression:
         if self.residuals is None:
             raise GuaranteeError("there are no intervals yet: Conformal(predictor).fit(batches)")
-        return replace(self.predictor(*args, **kwargs), reach=self.residuals)
+        return replace(self.predictor(*args, **kwargs), reach=partial(conformal_reach, self.residuals))
 
     def __repr__(self) -> str:
-        fitted = "not fitted" if self.residuals is None else f"{len(self.residuals.sorted)} examples"
+        fitted = "not fitted" if self.residuals is None else f"{len(self.residuals)} examples"
         return f"Conformal({self.predictor}, {fitted})"
 
 

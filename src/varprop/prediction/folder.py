@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -20,18 +19,16 @@ from varprop.network import rebuilding
 from varprop.network.moment_net import MomentNet
 from varprop.network.storage import CONFIG, read_config, reported
 from varprop.posterior import Posterior
-from varprop.prediction import stored
-from varprop.prediction.conformal import Conformal, Residuals
+from varprop.prediction.conformal import Conformal
 from varprop.prediction.guarantee import Guarantee
 from varprop.prediction.links import Link
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.per_label import PerLabel
+from varprop.prediction.predictor_config import read_link, read_processor
 from varprop.prediction.predictors import MeanNetwork, Predictor, Propagated
 from varprop.prediction.selective import CONFIDENCE, Selective
 from varprop.prediction.temperature import Fit, TemperatureScaled
 from varprop.rules import RuleSet
-
-PROCESSORS = ("PreTrainedTokenizerBase", "ProcessorMixin", "ImageProcessingMixin", "FeatureExtractionMixin")
 
 
 def load(
@@ -56,7 +53,7 @@ def load(
     folder = Path(path)
     with reported(f"cannot load {folder}"):
         config = read_config(folder)
-        chosen = link or stored.read(config.get("link"))  # first, because it fails in no time
+        chosen = link or read_link(config.get("link"))  # first, because it fails in no time
         processor = read_processor(folder, config.get("processor"))
     net = MomentNet.from_pretrained(folder, model, rules, output, device=device, accelerator=accelerator)
     with reported(f"cannot load {folder}"):
@@ -88,7 +85,7 @@ class _Loaded:
             ),
             "Selective": self.selective,
             "Conformal": lambda predictor, residuals: Conformal(
-                predictor, None if residuals is None else Residuals(torch.tensor(residuals, dtype=torch.float64))
+                predictor, None if residuals is None else torch.tensor(residuals, dtype=torch.float64)
             ),
             "PerLabel": PerLabel,
         }
@@ -124,19 +121,3 @@ class _Loaded:
             threshold = -math.inf if guarantee["threshold"] is None else guarantee["threshold"]
             promise = Guarantee(**guarantee | {"threshold": threshold})
         return Selective(predictor, score=self.score or CONFIDENCE, guarantee=promise)
-
-
-def read_processor(folder: Path, name: str | None) -> Any:
-    """The tokenizer or other processor whose files lie in the folder."""
-    if name is None:
-        return None
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise NetworkFileError(f"its {name} needs transformers: pip install 'varprop[hf]'") from error
-    kind: Any = getattr(transformers, str(name), None)
-    known = tuple(getattr(transformers, base) for base in PROCESSORS)
-    if not (isinstance(kind, type) and issubclass(kind, known)):
-        raise NetworkFileError(f"transformers {transformers.__version__} has no processor {name!r}")
-    found: Any = kind
-    return found.from_pretrained(folder, local_files_only=True)

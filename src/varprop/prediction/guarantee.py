@@ -22,6 +22,7 @@ the latter by the inequalities of Hoeffding and Bentkus (Bates, Angelopoulos, Le
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ def guarantee(confidence: Tensor, correctness: Tensor, risk: float, level: float
     """
     risk, level = inputs.open_fraction("risk", risk), inputs.open_fraction("level", level)
     confidence, correctness = inputs.scored(confidence, correctness)
-    inputs.some(confidence)
+    inputs.nonempty(confidence)
     scores, errors = confidence.double().cpu().numpy(), 1 - correctness.double().cpu().numpy()
     order = np.random.default_rng(0).permutation(len(scores))
     first, rest = np.split(order, [math.ceil(LEARN * len(order))])
@@ -142,7 +143,4 @@ def upper_bound(errors: float, examples: int, alpha: float, soft: bool) -> float
 def _needed(risk: float, level: float) -> int:
     """The fewest examples at which a test without errors can pass."""
     tested = math.ceil(math.log1p(-level) / math.log1p(-risk))
-    found = tested
-    while found - math.ceil(LEARN * found) < tested:
-        found += 1
-    return found
+    return next(given for given in itertools.count(tested) if given - math.ceil(LEARN * given) >= tested)

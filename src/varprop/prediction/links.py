@@ -23,9 +23,8 @@ from varprop.errors import InputError, OutputError
 from varprop.moments import Moments
 from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
-from varprop.prediction.logistic_normal import log_mean_sigmoid, mean_sigmoid
+from varprop.prediction.expectations import MOST_SAMPLES, log_mean_sigmoid, mean_sigmoid, over_samples, pieces, sampled
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.sampling import MOST_SAMPLES, over_samples, pieces, sampled
 from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, refuse_shape
 from varprop.rules.quadrature import integrate
 

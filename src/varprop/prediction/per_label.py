@@ -13,8 +13,8 @@ from varprop.metrics import best_f1_threshold
 from varprop.moments import Moments
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import Predictor, Wrapper, answers
-from varprop.prediction.targets import labelled
+from varprop.prediction.predictors import Predictor, Wrapper, predict_batches
+from varprop.prediction.targets import labelled, refuse_shape
 
 
 class PerLabel(Wrapper):
@@ -44,9 +44,8 @@ class PerLabel(Wrapper):
         A label that none of them has keeps ½.
         """
         probs, targets = [], []
-        for prediction, target in answers(self.predictor, batches):
-            if target.shape != prediction.probs.shape:
-                raise InputError(f"targets of shape {list(target.shape)} for labels {list(prediction.probs.shape)}")
+        for prediction, target in predict_batches(self.predictor, batches):
+            refuse_shape(prediction.probs, target)
             probs.append(prediction.probs.flatten(0, -2).cpu())
             targets.append(target.flatten(0, -2).cpu())
         columns = zip(torch.cat(probs).T, torch.cat(targets).T, strict=True)

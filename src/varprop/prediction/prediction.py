@@ -1,26 +1,122 @@
-"""What a predictor returns."""
+"""What predictors return: a dataclass of tensors, with a row of each for every example."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils._pytree import keystr, register_dataclass, tree_flatten_with_path, tree_map, tree_map_only
 
 from varprop.errors import InputError
 from varprop.moments import Moments
-from varprop.prediction.answer import Answer
-from varprop.prediction.targets import refuse_unlabelled
+from varprop.prediction.targets import labelled, refuse_unlabelled
 
 if TYPE_CHECKING:
     from varprop.prediction.links import ClassLink
 
 
+class BatchOutput(ABC):
+    """A dataclass that is a pytree; examples are the first dimension of each of its tensors."""
+
+    @property
+    @abstractmethod
+    def _positions(self) -> tuple[int, ...]:
+        """The shape of what is predicted: examples, then tokens or pixels if each has a prediction of its own."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, Any]:
+        """The columns of the table, each with one entry for every position."""
+
+    def __len__(self) -> int:
+        return self._positions[0]
+
+    def __getitem__(self, rows: Any) -> Self:
+        """Some of the examples: a slice, a mask, indices; or one, still with a dimension for examples."""
+        if isinstance(rows, int | np.integer):
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"there are {len(self)} examples, and none has the number {rows}")
+            rows = slice(rows % len(self), rows % len(self) + 1)
+        return tree_map_only(Tensor, lambda x: x[rows], self, is_leaf=_is_names)
+
+    def drop_unlabelled(self, target: Tensor) -> tuple[Self, Tensor]:
+        """Without what has no label (−100): tokens, pixels, examples or single labels of many."""
+        chosen = labelled(target)
+        if chosen.shape == (*self._positions, 1):
+            chosen = chosen[..., 0]
+        if chosen.shape != self._positions or bool(chosen.all()):
+            return self, target
+        return self[chosen], target[chosen]
+
+    def to(self, device: torch.device | str) -> Self:
+        return tree_map_only(Tensor, lambda x: x.to(device), self, is_leaf=_is_names)
+
+    def to_pandas(self) -> Any:
+        """A table with a row for each example; for each of their tokens or pixels, if those have an answer each."""
+        library, sizes = pandas(), [range(size) for size in self._positions]
+        index = library.MultiIndex.from_product(sizes) if len(sizes) > 1 else library.RangeIndex(len(self))
+        return library.DataFrame(self.columns(), index=index)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As ``.safetensors``, all tensors by name, with names of classes as metadata; or as ``.csv``, the table."""
+        file = Path(path)
+        if file.suffix == ".csv":
+            self.to_pandas().to_csv(file)
+        elif file.suffix == ".safetensors":
+            classes = getattr(self, "classes", None)
+            metadata = {"format": "varprop.prediction"} | ({"classes": json.dumps(classes)} if classes else {})
+            save_file({name: x.cpu().contiguous().clone() for name, x in self.tensors().items()}, file, metadata)
+        else:
+            raise InputError(f"{file.name} is neither .safetensors nor .csv: for others, to_pandas().to_parquet(path)")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, those of parts with a dot: ``logits.mean``."""
+        leaves, _ = tree_flatten_with_path(self, is_leaf=_is_names)
+        return {keystr(path).removeprefix("."): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def concatenate(parts: Sequence[BatchOutput]) -> Any:
+    """All examples of several outputs of one kind as one."""
+    if not parts:
+        raise InputError("there is nothing to predict: the data are empty, or can be read only once and were")
+    shapes = {tuple(next(iter(part.tensors().values())).shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        listed = " and ".join(str([*shape]) for shape in sorted(shapes))
+        raise InputError(
+            f"the answers of some batches have other shapes than those of others, {listed} for one example: "
+            "pad all batches to one length, or call the predictor batch by batch"
+        )
+
+    def join(*leaves: Any) -> Any:
+        return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    return tree_map(join, *parts, is_leaf=_is_names)
+
+
+def _is_names(value: Any) -> bool:
+    """The names of the classes are one leaf: there may be thousands."""
+    return type(value) is tuple
+
+
+def pandas() -> Any:
+    try:
+        return importlib.import_module("pandas")
+    except ImportError:
+        raise InputError("a table needs pandas: pip install pandas") from None
+
+
 @dataclass(frozen=True)
-class Prediction(Answer):
+class Prediction(BatchOutput):
     """Probabilities of classes (along the last dimension), and the logits they come from.
 
     Of one logit (``C = 1``, a sigmoid) the label is 1 or 0, by whether p reaches ``threshold`` (½), and the confidence
@@ -63,7 +159,8 @@ class Prediction(Answer):
         """Class indices by name, ``None`` for those below 0."""
         if self.classes is None:
             raise InputError("the classes have no names: give them, vp.fit(model, held_out, classes=[...])")
-        return _named(label.tolist(), self.classes)
+        classes = self.classes
+        return tree_map(lambda index: classes[index] if index >= 0 else None, label.tolist())
 
     def columns(self) -> dict[str, Any]:
         count = self.probs.shape[-1]
@@ -80,29 +177,27 @@ class Prediction(Answer):
         return label.flatten().cpu().numpy() if self.classes is None else self.names_of(label.flatten())
 
     @property
-    def _places(self) -> tuple[int, ...]:
+    def _positions(self) -> tuple[int, ...]:
         return self.probs.shape[:-1]
 
     def correctness(self, target: Tensor) -> Tensor:
         """How right the labels are, in [0, 1]: 0 or 1 for class indices; for a score per class, the label's score."""
-        label = self.label
+        label, single = self.label, self.probs.shape[-1] == 1
+        if single and target.shape == self.probs.shape:
+            target = target[..., 0]
         if not target.is_floating_point():
-            if target.shape == self.probs.shape and self.probs.shape[-1] == 1:
-                target = target[..., 0]
             if target.shape != label.shape:
                 expected = f"{list(label.shape)}, or floats of {list(self.probs.shape)} (a score per class)"
                 raise InputError(f"labels of shape {list(target.shape)}, where class indices would be {expected}")
             refuse_unlabelled(target)
             return (label == target).to(self.probs.dtype)
-        if self.probs.shape[-1] == 1 and target.shape == label.shape:
-            target = target.unsqueeze(-1)
-        if target.shape != self.probs.shape:
+        if target.shape != (label.shape if single else self.probs.shape):
             raise InputError(
                 f"scores of shape {list(target.shape)} for probabilities {list(self.probs.shape)}: class indices are "
                 "integers, and numbers that were measured need a regression, link=vp.links.Gaussian()"
             )
-        if self.probs.shape[-1] == 1:
-            return torch.where(label == 1, target[..., 0], 1 - target[..., 0])
+        if single:
+            return torch.where(label == 1, target, 1 - target)
         return target.gather(-1, label.unsqueeze(-1)).squeeze(-1)
 
 
@@ -112,7 +207,7 @@ def normal_reach(level: float) -> float:
 
 
 @dataclass(frozen=True)
-class Regression(Answer):
+class Regression(BatchOutput):
     """A Gaussian for each output: ``mean``, and ``var`` with the observation noise in it."""
 
     mean: Tensor
@@ -146,12 +241,9 @@ class Regression(Answer):
         return found
 
     @property
-    def _places(self) -> tuple[int, ...]:
+    def _positions(self) -> tuple[int, ...]:
         return self.mean.shape[:1]
 
 
-def _named(label: Any, classes: tuple[str, ...]) -> Any:
-    """Indices by name, in lists as deep as they come; below 0 there is none."""
-    if isinstance(label, list):
-        return [_named(each, classes) for each in label]
-    return classes[label] if label >= 0 else None
+for _kind in (Prediction, Regression):
+    register_dataclass(_kind)

@@ -22,11 +22,11 @@ from varprop.network import saving
 from varprop.network.moment_net import MomentNet
 from varprop.network.storage import reported
 from varprop.posterior import Posterior
-from varprop.prediction import stored
-from varprop.prediction.answer import join
 from varprop.prediction.card import write_card
-from varprop.prediction.links import ClassLink, Gaussian, Link, Softmax
-from varprop.prediction.prediction import Prediction, Regression
+from varprop.prediction.links import ClassLink, Gaussian, Link, Sigmoid, Softmax
+from varprop.prediction.prediction import Prediction, Regression, concatenate
+from varprop.prediction.predictor_config import describe_link, processor_name
+from varprop.prediction.targets import labelled
 from varprop.rules import CVP
 
 UNLABELLED = "no example has a label: all are -100"
@@ -66,7 +66,7 @@ class Predictor(ABC):
                 placed = inputs.to(self.device)
                 parts.append(self(*placed.args, **placed.kwargs).to("cpu"))
                 bar.update(len(inputs))
-        return join(parts)
+        return concatenate(parts)
 
     def _tokenized(self, texts: list[str], size: int) -> Iterator[Any]:
         if self.processor is None:
@@ -89,13 +89,13 @@ class Predictor(ABC):
         lie beside. ``evaluation`` (of ``vp.evaluate``) adds its figures to the card.
         """
         processor, folder = self.processor if processor is None else processor, Path(path)
-        name = stored.processor_name(processor)
+        name = processor_name(processor)
         config = saving.save(
             self.network(),
             folder,
             processor.save_pretrained if name else None,
             predictor=self.describe(),
-            link=stored.describe(self.link),
+            link=describe_link(self.link),
             classes=self.classes,
             processor=name,
         )
@@ -237,11 +237,32 @@ def class_names(model: nn.Module) -> tuple[str, ...] | None:
     return tuple(str(names[index]) for index in sorted(names)) if isinstance(names, dict) and names else None
 
 
-def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
+def link_for(logits: Tensor, target: Tensor) -> Link:
+    """Softmax for class indices, sigmoid for zeros and ones in the shape of the logits, else a regression."""
+    if not target.is_floating_point() and target.shape == logits.shape[:-1] and logits.shape[-1] > 1:
+        return Softmax()
+    single = logits.shape[-1:] == (1,) and target.shape == logits.shape[:-1]
+    binary = bool(((target == 0) | (target == 1) | ~labelled(target)).all())
+    if binary and (single or target.shape == logits.shape):
+        if not single and target.shape[-1] > 1 and bool((target.sum(-1) == 1).all()):
+            raise InputError(
+                "each row of the targets holds a single 1: give class indices, targets.argmax(-1), if every example "
+                "has one label, and link=vp.links.Sigmoid() if it may have several"
+            )
+        return Sigmoid()
+    if target.is_floating_point():
+        return Gaussian()
+    raise InputError(
+        f"{target.dtype} targets of shape {list(target.shape)} for outputs of shape {list(logits.shape)} are neither "
+        "class indices nor zeros and ones: give floats for a regression, or say what they are with link="
+    )
+
+
+def predict_batches(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
     """The prediction for each batch, with its target, on the predictor's device; what has no label is left out."""
     some = False
     for batch in read(batches):
-        prediction, target = answer(predictor, batch)
+        prediction, target = predict_batch(predictor, batch)
         if len(target):
             some = True
             yield prediction, target
@@ -249,11 +270,13 @@ def answers(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
         raise InputError(UNLABELLED)
 
 
-def answer(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
+def predict_batch(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
     """The prediction for one batch, with its target, in the same way."""
     batch = batch.to(predictor.device)
     prediction = predictor(*batch.args, **batch.kwargs)
-    return (prediction, batch.target) if isinstance(prediction, Regression) else prediction.labelled(batch.target)
+    if isinstance(prediction, Regression):
+        return prediction, batch.target
+    return prediction.drop_unlabelled(batch.target)
 
 
 def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
 from varprop.errors import GuaranteeError, InputError
-from varprop.prediction.answer import Answer
 from varprop.prediction.guarantee import Guarantee, guarantee
-from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import Predictor, Wrapper, answers
+from varprop.prediction.prediction import BatchOutput, Prediction
+from varprop.prediction.predictors import Predictor, Wrapper, predict_batches
 
 ABSTAIN = -1
 """The label of an example that is not answered."""
@@ -23,7 +23,7 @@ CONFIDENCE = attrgetter("confidence")
 
 
 @dataclass(frozen=True)
-class Decision(Answer):
+class Decision(BatchOutput):
     """A prediction, and which of its examples are answered."""
 
     prediction: Prediction
@@ -60,8 +60,11 @@ class Decision(Answer):
         return self.prediction.columns() | {"label": label, "answered": self.answered.flatten().cpu().numpy()}
 
     @property
-    def _places(self) -> tuple[int, ...]:
+    def _positions(self) -> tuple[int, ...]:
         return self.answered.shape
+
+
+register_dataclass(Decision)
 
 
 class Selective(Wrapper):
@@ -98,7 +101,7 @@ class Selective(Wrapper):
         ``GuaranteeError`` if no threshold can promise that risk.
         """
         scores, correctness = [], []
-        for prediction, target in answers(self.predictor, batches):
+        for prediction, target in predict_batches(self.predictor, batches):
             if not isinstance(prediction, Prediction):
                 raise InputError("a guarantee needs answers that are right or wrong: regression has no such risk")
             scores.append(self.score(prediction).flatten())

@@ -37,7 +37,7 @@ def class_indices(logits: Tensor, target: Tensor) -> Tensor:
         )
     low, high = (int(target.min()), int(target.max())) if target.numel() else (0, 0)
     if low < 0 or high >= logits.shape[-1]:
-        raise InputError(f"labels from {low} to {high} for {logits.shape[-1]} classes{_hint(low)}")
+        raise InputError(f"labels from {low} to {high} for {logits.shape[-1]} classes")
     return target.long()
 
 
@@ -64,11 +64,7 @@ def refuse_shape(outputs: Tensor, target: Tensor) -> None:
 def refuse_unlabelled(target: Tensor) -> None:
     """An example without a label is neither right nor wrong."""
     if target.numel() and (low := int(target.min())) < 0:
-        raise InputError(f"labels from {low} on{_hint(low)}")
-
-
-def _hint(low: int) -> str:
-    return f": {IGNORED} marks what has no label: leave those examples out" if low == IGNORED else ""
+        raise InputError(f"labels from {low} on: {IGNORED} marks what has no label; leave those examples out")
 
 
 def class_scores(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

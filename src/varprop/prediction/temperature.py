@@ -1,13 +1,14 @@
-"""Temperature scaling: logits divided by one number, chosen on held-out data."""
+"""One number at the output, chosen on held-out data: the temperature of logits, or the noise of a regression."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,14 +16,16 @@ from torch import Tensor
 
 from varprop.batch import read
 from varprop.errors import InputError
+from varprop.metrics import gaussian_nll, rmse
 from varprop.moments import Moments
-from varprop.prediction.links import ClassLink
+from varprop.prediction.links import ClassLink, Gaussian
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.predictors import GaussianPredictor, Predictor, Wrapper
+from varprop.prediction.predictors import GaussianPredictor, Predictor, Wrapper, predict_batches
 from varprop.prediction.targets import labelled
 
 LOWEST, HIGHEST = 1e-2, 1e2
 _log = logging.getLogger(__name__)
+_Predictor = TypeVar("_Predictor", bound=Predictor)
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,13 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
     """Another predictor with its logits divided by ``temperature``. ``fit`` returns one with the best temperature."""
 
     def __init__(self, predictor: Any, temperature: float = 1.0, *, fitted: Fit | None = None) -> None:
-        if not isinstance(predictor, GaussianPredictor) or not isinstance(predictor.link, ClassLink):
-            wanted = "TemperatureScaled(MeanNetwork(model)), or a Propagated of classes"
-            if isinstance(predictor, Predictor) and not isinstance(predictor.link, ClassLink):
-                raise InputError(
-                    f"a temperature divides logits of classes, and {predictor} is a regression: calibrate() fits its "
-                    f"noise. For classes: {wanted}"
-                )
+        wanted = "TemperatureScaled(MeanNetwork(model)), or a Propagated of classes"
+        if isinstance(predictor, Predictor) and not isinstance(predictor.link, ClassLink):
+            raise InputError(
+                f"a temperature divides logits of classes, and {predictor} is a regression: calibrate() fits its "
+                f"noise. For classes: {wanted}"
+            )
+        if not isinstance(predictor, GaussianPredictor):
             raise InputError(f"there are no logits to divide in a {predictor}: {wanted}")
         if not 0 < temperature < math.inf:
             raise InputError(f"a temperature is positive and finite, {temperature} is not")
@@ -86,7 +89,7 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
         before = nll(0.0)
         if not math.isfinite(before):
             raise InputError(f"the NLL of the held-out data is {before}: the logits are not finite")
-        after, best = min((before, 0.0), lowest(nll))
+        after, best = min((before, 0.0), minimize(nll))
         temperature = math.exp(best)
         if not 1.05 * LOWEST < temperature < HIGHEST / 1.05:
             warnings.warn(
@@ -107,7 +110,20 @@ def _labels(logits: Moments, target: Tensor) -> int:
     return int(labelled(target).sum()) if target.shape == positions else positions.numel()
 
 
-def lowest(function: Callable[[float], float], points: int = 17) -> tuple[float, float]:
+def with_noise(predictor: _Predictor, batches: Any) -> _Predictor:
+    """A regression with the noise of least NLL on ``batches``: from 1 % of the RMSE to 100 times it."""
+    if predictor.link != Gaussian():
+        raise InputError(f"there is no noise to fit with the link {predictor.link}: it must be Gaussian()")
+    parts = [(p.mean.flatten(), p.var.flatten(), target.flatten()) for p, target in predict_batches(predictor, batches)]
+    mean, var, target = (torch.cat(column).double().cpu() for column in zip(*parts, strict=True))
+    size = float(rmse(mean, target))
+    _, best = minimize(lambda u: float(gaussian_nll(mean, var + (size * math.exp(u)) ** 2, target))) if size else (0, 0)
+    found = copy.copy(predictor)
+    found.link = Gaussian(size * math.exp(best))
+    return found
+
+
+def minimize(function: Callable[[float], float], points: int = 17) -> tuple[float, float]:
     """The least value of a function of log T and where it is: the best of a grid, then Brent's method between its
     neighbours.
 

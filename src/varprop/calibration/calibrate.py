@@ -1,4 +1,4 @@
-"""Calibration: a scale α on the variance at each scale point, fitted by likelihood on held-out data."""
+"""From a network and held-out data to a calibrated one (``calibrate``), and to a predictor in one call (``fit``)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from varprop.batch import read, repeatable
 from varprop.calibration.adaptive import Adaptive
-from varprop.calibration.held_out import HeldOut
-from varprop.calibration.request import Procedure, Request
+from varprop.calibration.procedure import HeldOut, Procedure, Request
 from varprop.errors import CalibrationError, InputError, PrecisionError
 from varprop.graph.interpreter import OUTPUT
-from varprop.network.moment_net import MomentNet
+from varprop.graph.output import Output
+from varprop.network.moment_net import MomentNet, propagate
+from varprop.posterior import Posterior
 from varprop.prediction.links import ClassLink, Link, Softmax
+from varprop.prediction.predictors import Propagated, link_for
+from varprop.rules import CVP, RuleSet
 
 PER_LAYER = ("**",)
 """Every scale point: before activations and norms, and at the output."""
@@ -63,3 +68,36 @@ def _check(net: MomentNet) -> None:
         raise PrecisionError(f"calibrate in float32 and cast afterwards: {net.dtype} is too coarse for small steps")
     if not any(bool((var > 0).any()) for _, var in net.var):
         raise CalibrationError("all variances of this network are 0: there is nothing to scale")
+
+
+def fit(
+    model: nn.Module,
+    held_out: Any,
+    posterior: Posterior | None = None,
+    link: Link | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    processor: Any = None,
+    rules: RuleSet = CVP,
+    output: Output = None,
+    scales: tuple[str, ...] = PER_LAYER,
+    procedure: Procedure = ADAPTIVE,
+    progress: bool = True,
+    group: Any = None,
+) -> Propagated:
+    """A calibrated predictor of a trained network: ``propagate``, ``calibrate`` and ``Propagated``.
+
+    ``held_out`` are labelled examples that the model was not trained on, in any form that ``calibrate`` takes. Without
+    a ``posterior`` it is isotropic; without a ``link``, the targets tell: class indices are one label of many
+    (``Softmax``), zeros and ones in the shape of the outputs several labels (``Sigmoid``), other numbers a regression
+    (``Gaussian``, whose noise is fitted). ``classes`` are names of the classes, by default those of ``model.config``;
+    ``processor`` (a tokenizer, an image processor) is kept for raw data and saved with the predictor; ``scales``,
+    ``procedure`` and ``group`` are those of ``calibrate``.
+    """
+    net = propagate(model, Posterior.isotropic(model) if posterior is None else posterior, rules, output=output)
+    held_out = repeatable(held_out)
+    if link is None:
+        first = next(read(held_out)).to(net.device)
+        link = link_for(net(*first.args, **first.kwargs).mean, first.target)
+    net = calibrate(net, held_out, link=link, scales=scales, procedure=procedure, progress=progress, group=group)
+    return Propagated(net, link=link, classes=classes, processor=processor)

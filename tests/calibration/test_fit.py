@@ -6,7 +6,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.errors import InputError
-from varprop.prediction.inferred import link_for
+from varprop.prediction.predictors import link_for
 
 LOGITS = torch.zeros(4, 3)
 
