@@ -48,7 +48,7 @@ def moments_and_gradients(model, x):
 
 
 def products(net):
-    layers = uniform.LAYERS | uniform.CONVOLUTIONS
+    layers = uniform.LAYERS + uniform.CONVOLUTIONS
     return sum(
         node.target in layers and "var." in str(node.args[1].target) for node in net._plans[0].module.graph.nodes
     )

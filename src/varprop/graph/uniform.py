@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from varprop.graph.merge import CONVOLUTIONS
 from varprop.graph.registry import Registries
 
 aten = torch.ops.aten
 
-LAYERS = {aten.linear.default, aten.matmul.default, aten.mm.default}
-CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv3d.default}
+LAYERS = aten.linear.default, aten.matmul.default, aten.mm.default
 GROUPS = 6  # among the arguments of a convolution
 
 
@@ -23,7 +23,7 @@ def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
     Which variances are uniform is looked up once: weights that are loaded later compile the network anew.
     """
     uniform: dict[str, bool] = {}
-    for target in LAYERS | CONVOLUTIONS:
+    for target in LAYERS + CONVOLUTIONS:
         for node in graph.find_nodes(op="call_function", target=target):
             weight: Any = node.args[1]
             if not str(getattr(weight, "target", "")).startswith("var.") or not _fits(node):
