@@ -363,6 +363,38 @@ def test_a_first_call_from_several_threads(monkeypatch):
         torch.testing.assert_close(moments, expected)
 
 
+class Interrupted(nn.Module):
+    """Something happens in another thread whenever its forward runs, also while it is captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.meanwhile = nn.Linear(4, 3), lambda: None
+
+    def forward(self, x):
+        thread = threading.Thread(target=self.meanwhile)
+        thread.start()
+        thread.join()
+        return self.layer(x)
+
+
+def test_calls_while_another_thread_captures():
+    """Torch's exporter fills modules with fake tensors and says that it compiles, in all threads."""
+    net, x, found = network(Interrupted()), torch.randn(2, 4), []
+    expected = net(x)
+
+    def meanwhile():
+        with pytest.raises(vp.errors.InputError, match="variance of an input is negative"):
+            net(vp.Moments(x, -x.square()))
+        found.append(net(x))
+
+    net.lifting.model.meanwhile = meanwhile
+    net(x[None])
+    assert len(found) > 1
+    for moments in found:
+        assert torch.equal(moments.mean, expected.mean)
+        assert torch.equal(moments.var, expected.var)
+
+
 class LastPiece(nn.Module):
     """The length of the last piece is no formula of the length of all."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from varprop.errors import CaptureError, OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, place_of
 from varprop.graph.check import difference
-from varprop.graph.export import capture_error, export, quiet, read_values
+from varprop.graph.export import capture_error, export, is_traced, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.fuse import fuse
 from varprop.graph.lift import Lifted, lift, require_rules
@@ -83,7 +83,7 @@ class Plan:
         if not self.signature.accepts(call):
             return False
         pins = self.captured.pins
-        return pins is None or torch.compiler.is_compiling() or not pins.broken(tensors, call.inputs)
+        return pins is None or is_traced() or not pins.broken(tensors, call.inputs)
 
 
 def compile_call(

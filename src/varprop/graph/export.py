@@ -59,7 +59,11 @@ _one_at_a_time = threading.RLock()  # torch's exporter has a state of its own, a
 
 
 class Model(nn.Module):
-    """The model called with the tensors of a network in place of its own, returning one tensor."""
+    """The model called with the tensors of a network in place of its own, returning one tensor.
+
+    Its registries are copies that hold the same tensors: while torch exports a module, fake tensors lie in it, which
+    calls of the network in other threads must not meet.
+    """
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.mode = mode or contextlib.nullcontext()
-        self.model, self.mean, self.buffer = model, tensors.mean, tensors.buffer
+        self.model, self.mean, self.buffer = model, Registry([*tensors.mean]), Registry([*tensors.buffer])
         self.structure, self.output = structure, output
         self.binder = Binder(model.forward)
 
@@ -153,6 +157,13 @@ def read_values(model: nn.Module, tensors: Registries, output: Output, call: Cal
     reading = Reading()
     Model(model, tensors, call.structure, output, reading)(*(x.clone() for x in call.given_inputs))
     return reading.seen
+
+
+def is_traced() -> bool:
+    """Do torch.compile or torch.export trace this thread? What torch says of compiling is of any thread."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_compiling() and torch._guards.detect_fake_mode() is not None
 
 
 @contextlib.contextmanager

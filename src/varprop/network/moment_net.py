@@ -25,7 +25,7 @@ from varprop.errors import (
 )
 from varprop.graph.captured import Captured
 from varprop.graph.compiler import Lifting, Plan, assemble, check_plan, plan_call, plan_captured
-from varprop.graph.export import quiet
+from varprop.graph.export import is_traced, quiet
 from varprop.graph.output import Output
 from varprop.graph.refusals import refuse_training, require_model
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
@@ -87,7 +87,7 @@ class MomentNet(Registries):
 
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
         plan, leaves = self.plan(args, kwargs)
-        if torch.compiler.is_compiling():
+        if is_traced():
             result = plan.module(*leaves)
         else:
             result = plan.run(*leaves) if self.accelerator is None else plan.run_on(self.accelerator, leaves)
@@ -102,8 +102,8 @@ class MomentNet(Registries):
         """The graph for this call, captured if it is the first of its kind, and the tensors to run it with."""
         call = self.bind(args, kwargs)
         found = self._find(call)
-        if found is not None and (torch.compiler.is_compiling() or found.has_checked(call)):
-            if found.captured.pins and torch.compiler.is_compiling():
+        if found is not None and (is_traced() or found.has_checked(call)):
+            if found.captured.pins and is_traced():
                 raise CaptureError("its graph depends on values of inputs, which a compiled one would not look at")
             return found, call.leaves
         with self._lock:
@@ -126,7 +126,7 @@ class MomentNet(Registries):
                 )
         if elsewhere:  # lengths, which torch packs sequences by, are on the CPU
             call = Call(call.structure, [leaf.to(device) for leaf in call.leaves], given=call.leaves)
-        if call.variances and not torch.compiler.is_compiling():
+        if call.variances and not is_traced():
             _refuse_wrong(call.variances)
         return call
 
