@@ -3,8 +3,10 @@
 import copy
 import functools
 import hashlib
+import importlib.util
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -18,8 +20,7 @@ from tests.network.saved import Net, captured, no_capture
 from varprop.errors import NetworkFileError
 from varprop.graph.restoring import read_captured, write_captured
 from varprop.network.audit import audit_of
-from varprop.network.likeness import _kind as likeness_of_class
-from varprop.network.likeness import likeness
+from varprop.network.fingerprint import fingerprint
 
 WEIGHTS = "model.safetensors"
 OTHERS = ("bert", "beit", "clip", "distilbert", "resnet")  # BERT, GPT-2 and Llama are in test_saving.py
@@ -165,34 +166,53 @@ def test_another_version(folder):
     assert same(loaded(x), captured()(x))
 
 
-def scaled(x, factor=2.0):
-    return x * factor
-
-
 class Custom(nn.Module):
     def __init__(self, activation=torch.relu, **settings):
         super().__init__()
         self.layer, self.activation, self.settings = nn.Linear(4, 4), activation, settings
 
     def forward(self, x):
-        return scaled(self.activation(self.layer(x)))
+        return self.activation(self.layer(x))
 
 
-def test_what_a_model_does_is_seen_in_its_code_and_its_settings(monkeypatch):
-    first = likeness(Custom())
-    assert likeness(Custom()) == first  # whatever its weights
-    others = [Custom(torch.tanh), Custom(lambda x: x), Custom(lambda x: -x), Custom(size=2), Custom(size=[2])]
-    others += [Custom(functools.partial(scaled, factor=factor)) for factor in (1.0, 2.0)]
-    hooked = Custom()
-    hooked.layer.register_forward_hook(lambda module, args, result: -result)
-    renamed = Custom()
-    renamed.layer.forward = renamed.layer.forward
-    found = [*map(likeness, (*others, hooked, renamed)), first]
+def test_settings_are_in_the_fingerprint_of_a_model():
+    first = fingerprint(Custom())
+    assert fingerprint(Custom()) == first  # whatever its weights
+    others = [Custom(torch.tanh), Custom(nn.ReLU()), Custom(size=2), Custom(size=[2]), Custom(net=Settings(2))]
+    others += [Custom(functools.partial(torch.clamp, min=bound)) for bound in (1.0, 2.0)]
+    found = [first, *map(fingerprint, others)]
+    assert None not in found
     assert len({*found}) == len(found)
-    monkeypatch.setattr(scaled, "__defaults__", (3.0,))  # a function that forward calls
-    likeness_of_class.cache_clear()
-    assert likeness(Custom()) not in found
-    likeness_of_class.cache_clear()
+
+
+class Settings:
+    def __init__(self, width):
+        self.width = width
+
+
+def test_a_model_with_code_of_its_own_has_no_fingerprint():
+    hooked, replaced = Custom(), Custom()
+    hooked.layer.register_forward_hook(lambda module, args, result: -result)
+    replaced.layer.forward = lambda x: x
+    for model in (Custom(lambda x: x), Custom(functools.partial(make)), Custom(part=[make]), hooked, replaced):
+        assert fingerprint(model) is None
+
+
+def test_source_files_are_in_the_fingerprint_of_a_model(tmp_path):
+    def built(source):
+        (tmp_path / "source.py").write_text(source)
+        spec = importlib.util.spec_from_file_location("source", tmp_path / "source.py")
+        sys.modules["source"] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+            return fingerprint(nn.Sequential(module.Model()))
+        finally:
+            del sys.modules["source"]
+
+    source = (
+        "from torch import nn\nFACTOR = 2\nclass Model(nn.Linear):\n    def __init__(self): super().__init__(2, 2)\n"
+    )
+    assert built(source) == built(source) != built(source.replace("2\n", "3\n", 1))
 
 
 # --- what is refused -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -33,9 +33,8 @@ from varprop.graph.signature import Binder, Call, Size
 from varprop.graph.walk import Walk
 from varprop.moments import Moments, is_random, multiplied_out
 from varprop.network import saving
-from varprop.network.record import Calibration
+from varprop.network.record import Calibration, Trace
 from varprop.network.storage import DISK
-from varprop.network.trace import Trace as Trace
 from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
 
@@ -79,7 +78,7 @@ class MomentNet(Registries):
         self.calibration: Calibration | None = None
         self.accelerator: torch.device | None = None
         self._plans: list[Plan] = []
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._lock = threading.RLock()
         self.register_load_state_dict_post_hook(_refold)
 
@@ -150,36 +149,35 @@ class MomentNet(Registries):
         same = [known for known in alike if known.signature.structure == plan.signature.structure]
         as_rigid = [known for known in alike if known.signature.freedom <= freedom]
         if plan.captured.ending and not self._plans:
-            self._say(f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect")
+            self._warn_once(
+                f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect"
+            )
         if not self._plans and (end := plan.dead_end):
-            self._say(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
+            self._warn_once(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
         kept = f"gets a graph of its own, of which the latest {MOST_GRAPHS} are kept"
         if any(known.signature.leaves_no_need(plan.signature) for known in same):
             text = f"{name} cannot be captured with free sizes: every new shape of its inputs {kept}"
-            self._say(f"{text}; pad inputs to a few shapes")
+            self._warn_once(f"{text}; pad inputs to a few shapes")
         if len(same) < len(alike):
-            self._say(f"every new number that {name} is called with {kept}; give numbers that change as tensors")
+            self._warn_once(f"every new number that {name} is called with {kept}; give numbers that change as tensors")
         if len(as_rigid) >= MOST_GRAPHS:
             self._plans.remove(as_rigid[0])
         self._plans.append(plan)
         return plan
 
-    def _say(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         """Once, at the call of the network."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, stacklevel=7)
 
-    def capture_outlines(self, calls: Iterable[Call]) -> None:
-        """Capture calls of which only structure, dtypes and sizes are known."""
-        for call in calls:
-            zeros = [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]
-            self._add(plan_call(self.lifting, Call(call.structure, zeros)))
-
-    def add_captured(self, captured: Captured, call: Call) -> None:
-        """Keep a graph of a call that was captured before."""
-        with quiet():
-            self._add(plan_captured(self.lifting, captured, call))
+    def add_outline(self, call: Call, captured: Captured | None = None) -> Plan:
+        """Compile a call of which only structure, dtypes and sizes are known, from its graph if there is one."""
+        if captured is not None:
+            with quiet():
+                return self._add(plan_captured(self.lifting, captured, call))
+        zeros = [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]
+        return self._add(plan_call(self.lifting, Call(call.structure, zeros)))
 
     # --- looking inside ------------------------------------------------------------------------------
 
@@ -269,7 +267,7 @@ class MomentNet(Registries):
         self.clear()
         for call in calls:
             leaves = [leaf.to(self.dtype) if leaf.dtype == old_dtype else leaf for leaf in call.leaves]
-            self.capture_outlines([Call(call.structure, leaves)])
+            self.add_outline(Call(call.structure, leaves))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NetworkFileError("a network is not pickled: keep it with save_pretrained(folder), copy it with deepcopy")
