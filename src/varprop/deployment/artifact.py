@@ -110,9 +110,9 @@ def _exported(file: Path, device: str) -> Artifact:
         record = json.loads(session.get_modelmeta().custom_metadata_map[RECORD])
         classes, names, threshold = record["classes"], list(record["outputs"]), record["threshold"]
         processor = read_processor(file.parent, record["processor"])
+    except NetworkFileError:
+        raise
     except Exception as error:  # the runtime has errors of its own for each way a file can be wrong
-        if isinstance(error, NetworkFileError):
-            raise
         reason = str(error).strip().partition("\n")[0]
         raise NetworkFileError(f"cannot open {file}: it is no file of vp.export, or damaged ({reason})") from error
 

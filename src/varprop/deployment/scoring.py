@@ -70,11 +70,12 @@ class Job:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        numbers, found, first = itertools.count(), [], 0
+        found: list[Shard] = []
+        first = 0
         for piece in pieces_of(self.data):
             for start in range(0, piece.count, self.rows):
                 stop = min(start + self.rows, piece.count)
-                found.append(Shard(next(numbers), piece, start, stop, first + start))
+                found.append(Shard(len(found), piece, start, stop, first + start))
             first += piece.count
         if not found:
             raise InputError(f"{self.data} has no rows")
@@ -107,25 +108,23 @@ class Job:
         wanted = dict.fromkeys((*self.columns, *self.key))
         rows = shard.piece.rows(shard.start, shard.stop, list(wanted))
         kept: list[Row] = []
-        parts: list[list[Row]] = []
+        found: list[Row] = []
         while batch := list(itertools.islice(rows, self.batch_size)):
             kept += [{name: row.get(name) for name in (*shard.piece.keys, *self.key)} for row in batch]
-            parts.append(self._answers(batch))
-        return _assembled(self.artifact, shard, kept, list(itertools.chain(*parts)))
+            found += self._answers(batch)
+        return _assembled(self.artifact, shard, kept, found)
 
     def _answers(self, rows: Sequence[Row]) -> list[Row]:
         """One for each row: what the artifact says, or the problem with the row."""
         found: list[Row] = [{} for _ in rows]
-        examples: list[Example] = []
-        places: list[int] = []
-        for place, row in enumerate(rows):
+        examples: dict[int, Example] = {}
+        for number, row in enumerate(rows):
             try:
-                examples.append(self._read(row))
-                places.append(place)
+                examples[number] = self._read(row)
             except InputError as error:
-                found[place] = {"problem": str(error)}
-        for place, answer in zip(places, answers(self.intake, examples), strict=True):
-            found[place] = plain(answer, self.artifact)
+                found[number] = {"problem": str(error)}
+        for number, answer in zip(examples, answers(self.intake, [*examples.values()]), strict=True):
+            found[number] = plain(answer, self.artifact)
         return found
 
     def _read(self, row: Row) -> Example:
@@ -274,8 +273,7 @@ def _finished(folder: Path, job: Job) -> Scores | None:
     for shard in job.shards:
         if not job.is_done(shard):
             return None
-        found = parquet.read_metadata(folder / shard.name)
-        wrong = len(shard) - sum(_nulls(found.row_group(i)) for i in range(found.num_row_groups))
+        wrong = len(shard) - parquet.read_table(folder / shard.name, columns=["problem"])["problem"].null_count
         listed.append({"file": shard.name, "piece": shard.piece.name, "rows": len(shard), "problems": wrong})
         problems += wrong
     total = sum(map(len, job.shards))
@@ -283,11 +281,6 @@ def _finished(folder: Path, job: Job) -> Scores | None:
     for left in folder.glob(".part-*.tmp"):
         left.unlink(missing_ok=True)
     return Scores(folder, total, problems)
-
-
-def _nulls(group: Any) -> int:
-    """Rows of a row group that have no problem: their column is the last."""
-    return group.column(group.num_columns - 1).statistics.null_count
 
 
 def _assembled(artifact: Artifact, shard: Shard, kept: Sequence[Row], answers: Sequence[Row]) -> Any:
