@@ -20,7 +20,7 @@ import torch
 
 from tests.deployment.conftest import softmax, write_classifier
 from varprop.deployment.artifact import open_artifact
-from varprop.deployment.intake import FORMATS, Limits
+from varprop.deployment.preprocessing import FORMATS, Limits
 
 serving = pytest.importorskip("varprop.deployment.serving")
 image_library = pytest.importorskip("PIL.Image")
@@ -283,7 +283,7 @@ def test_logs_are_json_lines(port, caplog):
         while not any(record.getMessage() == "request" for record in caplog.records):
             time.sleep(0.005)
     record = next(record for record in caplog.records if record.getMessage() == "request")
-    line = json.loads(serving.Lines().format(record))
+    line = json.loads(serving.JsonFormatter().format(record))
     assert {"time", "level", "event", "method", "path", "status", "ms"} <= line.keys()
     assert (line["path"], line["status"]) == ("/predict", 200)
 

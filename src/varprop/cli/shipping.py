@@ -13,7 +13,7 @@ from varprop.cli.references import device_named, model_of
 from varprop.cli.shell import Device, RecipeFile
 from varprop.deployment import scoring
 from varprop.deployment.artifact import open_artifact
-from varprop.deployment.exporting import needed
+from varprop.deployment.exporting import import_optional
 
 Artifact = Annotated[Path, typer.Argument(help="What save_pretrained wrote, or an .onnx file that vp.export wrote.")]
 Model = Annotated[
@@ -66,7 +66,7 @@ def serve(
     recipe: RecipeFile = None,
 ) -> None:
     """Answer over HTTP: /predict, /health, /metrics, and a page to try it at /."""
-    serving = needed("varprop.deployment.serving", "serve")
+    serving = import_optional("varprop.deployment.serving", "serve")
     settings = serving.Settings(batch_size=batch_size, delay=delay / 1000, bytes=megabytes * 2**20)
     opened = open_artifact(artifact, model=model_of(model) if model else None, device=device_named(device))
     serving.serve(opened, settings, host=host, port=port)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from varprop.deployment.exporting import RECORD, needed, outputs, threshold_of
+from varprop.deployment.exporting import RECORD, import_optional, outputs, threshold_of
 from varprop.errors import NetworkFileError
 from varprop.network.storage import CONFIG, WEIGHTS, digest, read_config
 from varprop.prediction.folder import load, read_processor
@@ -102,7 +102,7 @@ def _saved(folder: Path, model: nn.Module | None, device: torch.device | str) ->
 
 
 def _exported(file: Path, device: str) -> Artifact:
-    runtime = needed("onnxruntime", "export")
+    runtime = import_optional("onnxruntime", "export")
     wanted = ["CUDAExecutionProvider"] if device.startswith("cuda") else []
     providers = [name for name in wanted if name in runtime.get_available_providers()] + ["CPUExecutionProvider"]
     try:

@@ -206,8 +206,8 @@ def _write_aot(program: ExportedProgram, _: Any, about: Metadata, path: Path) ->
 
 
 def _write_onnx(program: ExportedProgram, inputs: list[Tensor], about: Metadata, path: Path) -> Run:
-    runtime = needed("onnxruntime", "export")
-    needed("onnxscript", "export")
+    runtime = import_optional("onnxruntime", "export")
+    import_optional("onnxscript", "export")
     # Not optimised ahead: onnxscript 0.7 fails on splits of constants, and the runtime optimises by itself.
     written = torch.onnx.export(
         program,
@@ -233,7 +233,7 @@ def _write_onnx(program: ExportedProgram, inputs: list[Tensor], about: Metadata,
 _WRITERS: dict[str, Callable[..., Run]] = {".pt2": _write_pt2, "aot": _write_aot, ".onnx": _write_onnx}
 
 
-def needed(module: str, extra: str) -> Any:
+def import_optional(module: str, extra: str) -> Any:
     """A module of an optional package."""
     try:
         return importlib.import_module(module)

@@ -50,8 +50,7 @@ def _of_library(item: Any) -> bool:
     return str(getattr(item, "__module__", None)).partition(".")[0] in LIBRARIES
 
 
-@functools.cache
-def _source(kind: Any) -> list[tuple[str, str]]:
+def _source(kind: type[Any]) -> list[tuple[str, str]]:
     """The names of a class and its bases, with digests of the files they are written in."""
     return [
         (each.__qualname__, "" if _of_library(each) else digest(Path(inspect.getfile(each))))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from varprop.deployment.artifact import Artifact, Input
-from varprop.deployment.exporting import needed
+from varprop.deployment.exporting import import_optional
 from varprop.errors import InputError
 from varprop.prediction.stored import is_tokenizer
 
@@ -32,7 +32,7 @@ class Limits:
     entries: int = 50_000_000
 
 
-class Intake:
+class Preprocessor:
     """Reads examples as an artifact takes them.
 
     An example is a mapping with ``image`` (the bytes of a file), or ``text``, or an array for each input by its name.
@@ -130,7 +130,7 @@ def open_image(file: Any, limits: Limits) -> Any:
     """An image in RGB, whose header is looked at before its pixels are decoded."""
     if not isinstance(file, bytes) or len(file) > limits.bytes:
         raise InputError(f"an image is the bytes of a file, at most {limits.bytes:,} of them")
-    library = needed("PIL.Image", "score")
+    library = import_optional("PIL.Image", "score")
     try:
         with warnings.catch_warnings(action="ignore"), library.open(io.BytesIO(file), formats=FORMATS) as picture:
             if picture.width * picture.height > limits.pixels:
