@@ -2,18 +2,16 @@
 
 import copy
 import dataclasses
-import hashlib
-import json
 import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import varprop as vp
 from tests.models import make, posterior_of
-from tests.network.saved import Net, captured, uncaptured
+from tests.network.saved import Net, captured, edit, rewrite, uncaptured
 from varprop.errors import NetworkFileError
 from varprop.graph.signature import Call
 
@@ -25,20 +23,6 @@ def reason(folder, model=None, **options):
         vp.MomentNet.from_pretrained(folder, Net().eval() if model is None else model, **options)
     assert str(caught.value).startswith(f"cannot load {folder}: ")
     return str(caught.value)
-
-
-def edit(folder, change):
-    config = json.loads((folder / "config.json").read_text())
-    change(config)
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def rewrite(folder, tensors):
-    """Other tensors, with a checksum that fits."""
-    save_file(tensors, folder / "model.safetensors")
-    content = (folder / "model.safetensors").read_bytes()
-    weights = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    edit(folder, lambda config: config.update(weights=weights))
 
 
 # --- the folder ------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import hashlib
 import importlib.util
 import json
 import math
@@ -11,12 +10,12 @@ import sys
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import varprop as vp
 from tests.models import make, posterior_of
-from tests.network.saved import Net, captured, no_capture
+from tests.network.saved import Net, captured, edit, no_capture, rewrite
 from varprop.errors import NetworkFileError
 from varprop.graph.restoring import read_captured, write_captured
 from varprop.network.audit import audit_of
@@ -55,15 +54,6 @@ def same(a, b):
 def stored(folder):
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         return json.loads(file.metadata()["graphs"])
-
-
-def rewrite(folder, text):
-    """Another note, with a checksum that fits."""
-    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, {"graphs": text})
-    content = (folder / WEIGHTS).read_bytes()
-    config = json.loads((folder / "config.json").read_text())
-    config["weights"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 # --- what comes back -------------------------------------------------------------------------------------
@@ -147,7 +137,7 @@ def test_the_device_is_that_of_the_network():
 
 def test_networks_without_stored_graphs(folder):
     """Those of earlier versions."""
-    rewrite(folder, "")
+    rewrite(folder)
     loaded = vp.MomentNet.from_pretrained(folder, Net().eval())
     x = torch.randn(2, 4)
     assert same(loaded(x), captured()(x))
@@ -156,9 +146,7 @@ def test_networks_without_stored_graphs(folder):
 
 
 def test_another_version(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config["versions"]["torch"] = "1.0"
-    (folder / "config.json").write_text(json.dumps(config))
+    edit(folder, lambda config: config["versions"].update(torch="1.0"))
     with pytest.warns(UserWarning, match="so its calls are captured again.*: save it again") as caught:
         loaded = vp.MomentNet.from_pretrained(folder, Net().eval())
     assert [warning.filename for warning in caught] == [__file__]
@@ -220,7 +208,7 @@ def test_source_files_are_in_the_fingerprint_of_a_model(tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "\x00", "[" * 10_000, "3", "[]", "[1, 2]"])
 def test_notes_that_are_no_graphs(folder, text):
-    rewrite(folder, text)
+    rewrite(folder, graphs=text)
     with pytest.raises(NetworkFileError, match=r"cannot load .*: the graphs in model.safetensors are not"):
         vp.MomentNet.from_pretrained(folder, Net().eval())
 
@@ -293,7 +281,7 @@ TAMPERED = [
 def test_graphs_that_make_no_sense(folder, change, expected, capsys):
     (graph,) = stored(folder)
     change(graph)
-    rewrite(folder, json.dumps([graph]))
+    rewrite(folder, graphs=json.dumps([graph]))
     with pytest.raises(NetworkFileError, match=expected) as caught:
         vp.MomentNet.from_pretrained(folder, Net().eval())
     assert str(caught.value).startswith(f"cannot load {folder}: a graph in model.safetensors is ")
@@ -306,7 +294,6 @@ def test_constants_are_what_their_names_say(tmp_path):
     tensors, text = load_file(tmp_path / WEIGHTS), json.dumps(stored(tmp_path))
     (name,) = (key for key in tensors if key.startswith("constant."))
     tensors[name] = tensors[name] + 1
-    save_file(tensors, tmp_path / WEIGHTS)
-    rewrite(tmp_path, text)
+    rewrite(tmp_path, tensors, text)
     with pytest.raises(NetworkFileError, match="is not what its name says"):
         vp.MomentNet.from_pretrained(tmp_path, Chain().eval())
