@@ -72,8 +72,8 @@ def test_tampered(folder):
 
 def test_entries_that_are_missing_or_of_the_wrong_kind(folder):
     whole = (folder / "config.json").read_text()
-    for key in ("architecture", "calls", "rules", "layout", "weights", "scales", "dtype", "versions"):
-        for value in (None, 3, [] if key == "dtype" else "x"):
+    for key in ("architecture", "calls", "rules", "layout", "weights", "scales", "versions"):
+        for value in (None, 3, "x"):
             edit(folder, lambda config, key=key, value=value: config.update({key: value}))
             assert f"lacks a usable '{key}'" in reason(folder)
             (folder / "config.json").write_text(whole)
@@ -131,7 +131,6 @@ def test_tensors_that_make_no_sense(folder):
         ({"scale.act.log_alpha": one[0] * torch.nan}, "no positive, finite number: act (nan)"),
         ({"scale.act.log_alpha": one[0] * 1000}, "no positive, finite number: act (inf)"),
         ({"mean.inner.bias": one.half(), "var.inner.bias": one.half()}, "torch.float16 is not supported"),
-        ({key: x.double() for key, x in tensors.items()}, "says float32, but model.safetensors holds float64"),
     ]:
         changed = {key: tensor for key, tensor in (tensors | change).items() if tensor is not None}
         rewrite(folder, changed)

@@ -81,14 +81,6 @@ class Job:
             raise InputError(f"{self.data} has no rows")
         return found
 
-    @cached_property
-    def columns(self) -> list[str]:
-        """What the model reads: the column given, else all its inputs, or what its processor makes them of."""
-        if self.column is not None:
-            return [self.column]
-        raw = [name for name in self.preprocessor.columns if name not in self.preprocessor.inputs]
-        return raw or list(self.preprocessor.inputs)
-
     def is_done(self, shard: Shard) -> bool:
         file = Path(self.out) / shard.name
         try:
@@ -105,7 +97,8 @@ class Job:
         return table.num_rows - table["problem"].null_count
 
     def _table(self, shard: Shard) -> Any:
-        wanted = dict.fromkeys((*self.columns, *self.key))
+        columns = self.preprocessor.columns if self.column is None else [self.column]
+        wanted = dict.fromkeys((*columns, *self.key))
         rows = shard.piece.rows(shard.start, shard.stop, list(wanted))
         kept: list[Row] = []
         found: list[Row] = []

@@ -201,13 +201,13 @@ def _decoded(body: bytes) -> str:
 
 def _request_schema(preprocessor: Preprocessor) -> dict[str, Any]:
     """The body of a request, for OpenAPI."""
-    raw = [name for name in preprocessor.columns if name not in preprocessor.inputs]
-    properties: dict[str, Any] = {name: {"type": "string"} for name in raw}
+    raw = preprocessor.raw
+    properties: dict[str, Any] = {raw: {"type": "string"}} if raw else {}
     properties |= {name: {"type": "array", "items": {}} for name in preprocessor.inputs}
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object", "properties": properties}}}
-    if "text" in raw:
+    if raw == "text":
         content["text/plain"] = {"schema": {"type": "string"}}
-    if "image" in raw:
+    if raw == "image":
         content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -94,23 +94,21 @@ class Parquet(Piece):
 class ArrowStream(Piece):
     """A file of a Hugging Face data set that was saved to disk."""
 
-    def _batches(self) -> Iterator[Any]:
+    def _stream(self) -> Any:
         arrow = import_optional("pyarrow", "score")
-        yield from arrow.ipc.open_stream(arrow.memory_map(str(self.path)))
+        return arrow.ipc.open_stream(arrow.memory_map(str(self.path)))
 
     @cached_property
     def count(self) -> int:
-        return sum(batch.num_rows for batch in self._batches())
+        return sum(batch.num_rows for batch in self._stream())
 
     def types(self) -> dict[str, Any]:
-        arrow = import_optional("pyarrow", "score")
-        with arrow.ipc.open_stream(arrow.memory_map(str(self.path))) as stream:
-            return {field.name: field.type for field in stream.schema}
+        return {field.name: field.type for field in self._stream().schema}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
         cut = (
             part.select(_present(columns, part.schema.names, self.name)).slice(low, 256)
-            for part in self._batches()
+            for part in self._stream()
             for low in range(0, part.num_rows, 256)
         )
         yield from _rows(cut, start, stop, self.root)

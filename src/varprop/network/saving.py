@@ -294,9 +294,6 @@ def _check(config: Mapping[str, Any], roles: Roles) -> None:
     _check_dtypes(roles)
     mean, var = roles["mean"], roles["var"]
     checked({name: mean[name] for name in var if name in mean}, var)
-    dtypes = {dtype_name(tensor.dtype) for tensor in mean.values() if tensor.is_floating_point()}
-    if dtypes and entry(config, "dtype", str) not in dtypes:
-        raise NetworkFileError(f"its {CONFIG} says {config['dtype']}, but {WEIGHTS} holds {', '.join(sorted(dtypes))}")
     names = entry(config, "scales", list)
     if not all(isinstance(name, str) for name in names):
         raise NetworkFileError(f"its {CONFIG} lacks a usable 'scales'")
