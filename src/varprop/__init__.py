@@ -14,8 +14,8 @@ from varprop.evaluation.methods import ABLATIONS, Method, ablate
 from varprop.integrations import plot
 from varprop.moments import Moments
 from varprop.network.audit import Audit, audit
-from varprop.network.moment_net import MomentNet, Trace, propagate
-from varprop.network.record import Calibration
+from varprop.network.moment_net import MomentNet, propagate
+from varprop.network.record import Calibration, Trace
 from varprop.posterior import SWAG, Posterior
 from varprop.prediction import links, scores
 from varprop.prediction.conformal import Conformal

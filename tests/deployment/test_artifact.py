@@ -9,8 +9,8 @@ import torch
 import varprop as vp
 from tests.deployment.conftest import write_classifier
 from varprop.deployment.artifact import open_artifact
-from varprop.deployment.batching import answers, plain
-from varprop.deployment.intake import Intake, Limits
+from varprop.deployment.batching import answer_examples, to_json
+from varprop.deployment.preprocessing import Limits, Preprocessor
 from varprop.errors import InputError, NetworkFileError
 from varprop.prediction.predictor_config import describe_link
 
@@ -66,14 +66,15 @@ WORDS = ["good film", "bad", "film film film good bad film", "good film"]
 
 def assert_reads_texts(place, expected):
     artifact = open_artifact(place)
-    intake = Intake(artifact, Limits(characters=100))
-    assert intake.columns[0] == "text"
-    found = [plain(each, artifact) for each in answers(intake, [intake.read({"text": text}) for text in WORDS])]
+    preprocessor = Preprocessor(artifact, Limits(characters=100))
+    assert preprocessor.columns[0] == "text"
+    examples = [preprocessor.read({"text": text}) for text in WORDS]
+    found = [to_json(each, artifact) for each in answer_examples(preprocessor, examples)]
     assert [each["label"] for each in found] == expected.names
     np.testing.assert_allclose([each["probs"] for each in found], expected.probs, atol=1e-5)
     for wrong in ("x" * 101, 3):
         with pytest.raises(InputError, match="a string of at most 100 characters"):
-            intake.read({"text": wrong})
+            preprocessor.read({"text": wrong})
 
 
 @pytest.mark.slow

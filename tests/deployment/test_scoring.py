@@ -278,9 +278,13 @@ def _score(model, data, out):
     score(model, data, out, rows=10, batch_size=10, progress=False)
 
 
-def survive(classifier, tmp_path, kills, rows, seed):
+@pytest.mark.parametrize(
+    ("kills", "rows"),
+    [pytest.param(5, 500, marks=pytest.mark.second), pytest.param(50, 4000, marks=pytest.mark.slow)],
+)
+def test_killed_at_random_moments(classifier, tmp_path, kills, rows):
     x = write_rows(tmp_path / "data", rows, group=100)
-    context, rng = multiprocessing.get_context("forkserver"), random.Random(seed)
+    context, rng = multiprocessing.get_context("forkserver"), random.Random(0)
     context.set_forkserver_preload(["varprop.deployment.scoring", "onnxruntime", "pyarrow.parquet", __name__])
     killed, out = 0, tmp_path / "out"
     while True:
@@ -300,16 +304,6 @@ def survive(classifier, tmp_path, kills, rows, seed):
     assert killed == kills
     assert_scored(out, x)
     assert not list(out.glob(".*"))
-
-
-@pytest.mark.second
-def test_killed_at_random_moments(classifier, tmp_path):
-    survive(classifier, tmp_path, kills=5, rows=500, seed=0)
-
-
-@pytest.mark.slow
-def test_killed_at_fifty_random_moments(classifier, tmp_path):
-    survive(classifier, tmp_path, kills=50, rows=4000, seed=1)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import torch
 
 from tests.deployment.conftest import softmax, write_classifier
 from varprop.deployment.artifact import open_artifact
-from varprop.deployment.intake import FORMATS, Limits
+from varprop.deployment.preprocessing import FORMATS, Limits
 
 serving = pytest.importorskip("varprop.deployment.serving")
 image_library = pytest.importorskip("PIL.Image")
@@ -177,9 +177,10 @@ class Gate:
     """A pass that waits until it is let through, and fails where an input is 13."""
 
     def __init__(self, run):
-        self.run, self.open, self.sizes = run, threading.Event(), []
+        self.run, self.begun, self.open, self.sizes = run, threading.Event(), threading.Event(), []
 
     def __call__(self, batch):
+        self.begun.set()
         self.open.wait(20)
         self.sizes.append(len(batch["input"]))
         if (batch["input"] == 13).any():
@@ -191,9 +192,7 @@ def test_requests_share_passes_but_not_errors(artifact):
     gate = Gate(artifact.run)
     with running(replace(artifact, run=gate), batch_size=4, delay=0.2) as port, ThreadPoolExecutor(5) as pool:
         first = pool.submit(ask, port, body=example(X[0]))
-        while not first.running():
-            time.sleep(0.005)
-        time.sleep(0.3)  # its pass has begun, and waits
+        assert gate.begun.wait(20)
         inputs = [X[0], X[1], [13, 0, 0, 0], X[1]]
         others = [pool.submit(ask, port, body=example(x)) for x in inputs]
         time.sleep(0.3)
@@ -208,7 +207,9 @@ def test_requests_share_passes_but_not_errors(artifact):
 def test_more_requests_than_may_wait(artifact):
     gate = Gate(artifact.run)
     with running(replace(artifact, run=gate), batch_size=1, delay=0, waiting=1) as port, ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(ask, port, body=example(X[0])) for _ in range(6)]
+        asked = [pool.submit(ask, port, body=example(X[0]))]
+        assert gate.begun.wait(20)
+        asked += [pool.submit(ask, port, body=example(X[0])) for _ in range(5)]
         while sum(each.done() for each in asked) < 4:
             time.sleep(0.005)
         gate.open.set()
@@ -221,7 +222,7 @@ def test_requests_under_way_are_answered_before_it_stops(artifact):
     with ThreadPoolExecutor(1) as pool:
         with running(replace(artifact, run=gate)) as port:
             asked = pool.submit(ask, port, body=example(X[0]))
-            time.sleep(0.3)
+            assert gate.begun.wait(20)
             threading.Timer(0.2, gate.open.set).start()  # while it is being stopped
         assert asked.result()[0] == 200
 
@@ -283,7 +284,7 @@ def test_logs_are_json_lines(port, caplog):
         while not any(record.getMessage() == "request" for record in caplog.records):
             time.sleep(0.005)
     record = next(record for record in caplog.records if record.getMessage() == "request")
-    line = json.loads(serving.Lines().format(record))
+    line = json.loads(serving.JsonFormatter().format(record))
     assert {"time", "level", "event", "method", "path", "status", "ms"} <= line.keys()
     assert (line["path"], line["status"]) == ("/predict", 200)
 

@@ -2,14 +2,17 @@
 
 import contextlib
 import functools
+import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
 from varprop.network import moment_net
+from varprop.network.storage import CONFIG, WEIGHTS, digest
 
 
 class Net(nn.Module):
@@ -35,6 +38,20 @@ def captured(**options):
     net = uncaptured(**options)
     net.capture(torch.randn(2, 4))
     return net
+
+
+def edit(folder, change):
+    """Change ``config.json``."""
+    config = json.loads((folder / CONFIG).read_text())
+    change(config)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def rewrite(folder, tensors=None, graphs=""):
+    """Other tensors, or other graphs, with a checksum that fits."""
+    file = folder / WEIGHTS
+    save_file(load_file(file) if tensors is None else tensors, file, {"graphs": graphs})
+    edit(folder, lambda config: config.update(weights={"sha256": digest(file), "bytes": file.stat().st_size}))
 
 
 @contextlib.contextmanager

@@ -110,27 +110,26 @@ def test_inputs_may_be_random():
     assert torch.equal(vp.propagate(model, certain)(x.mean).var, torch.zeros(5, 3))
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU()], ids=lambda a: type(a).__name__)
-def test_small_variance_agrees_with_sampling(activation):
-    # Variances of 1e-10, relative to the weights: at this size textbook formulas return noise.
+@pytest.mark.parametrize(
+    ("make_model", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3)), (4, 6)),
+        (lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)), (4, 6)),
+        (lambda: nn.Conv2d(3, 4, 3, stride=2, padding=1), (2, 3, 7, 7)),
+    ],
+    ids=["GELU", "ReLU", "convolution"],
+)
+def test_small_variance_agrees_with_sampling(make_model, shape):
+    """Variances of 1e-10, relative to the weights: at this size textbook formulas return noise."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), activation, nn.Linear(16, 3)).double()
-    check_against_sampling(model, torch.randn(4, 6, dtype=torch.float64))
-
-
-def test_small_variance_of_a_convolution_agrees_with_sampling():
-    torch.manual_seed(0)
-    model = nn.Conv2d(3, 4, 3, stride=2, padding=1).double()
-    check_against_sampling(model, torch.randn(2, 3, 7, 7, dtype=torch.float64))
-
-
-def check_against_sampling(model, x, samples=20_000):
+    model = make_model().double()
+    x = torch.randn(shape, dtype=torch.float64)
     mean = dict(model.named_parameters())
     posterior = vp.Posterior.from_tensors(mean, {name: 1e-10 * tensor.detach() ** 2 for name, tensor in mean.items()})
     predicted = vp.propagate(model, posterior)(x).var
     noise = torch.Generator().manual_seed(1)
     weights = {
-        name: tensor + posterior.var[name].sqrt() * torch.randn(samples, *tensor.shape, generator=noise, dtype=x.dtype)
+        name: tensor + posterior.var[name].sqrt() * torch.randn(20_000, *tensor.shape, generator=noise, dtype=x.dtype)
         for name, tensor in posterior.mean.items()
     }
     with torch.no_grad():
@@ -361,6 +360,38 @@ def test_a_first_call_from_several_threads(monkeypatch):
     assert len(found) == 4
     for moments in found:
         torch.testing.assert_close(moments, expected)
+
+
+class Interrupted(nn.Module):
+    """Something happens in another thread whenever its forward runs, also while it is captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.meanwhile = nn.Linear(4, 3), lambda: None
+
+    def forward(self, x):
+        thread = threading.Thread(target=self.meanwhile)
+        thread.start()
+        thread.join()
+        return self.layer(x)
+
+
+def test_calls_while_another_thread_captures():
+    """Torch's exporter fills modules with fake tensors and says that it compiles, in all threads."""
+    net, x, found = network(Interrupted()), torch.randn(2, 4), []
+    expected = net(x)
+
+    def meanwhile():
+        with pytest.raises(vp.errors.InputError, match="variance of an input is negative"):
+            net(vp.Moments(x, -x.square()))
+        found.append(net(x))
+
+    net.lifting.model.meanwhile = meanwhile
+    net(x[None])
+    assert len(found) > 1
+    for moments in found:
+        assert torch.equal(moments.mean, expected.mean)
+        assert torch.equal(moments.var, expected.var)
 
 
 class LastPiece(nn.Module):

@@ -2,24 +2,24 @@
 
 import copy
 import functools
-import hashlib
+import importlib.util
 import json
 import math
+import sys
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import varprop as vp
 from tests.models import make, posterior_of
-from tests.network.saved import Net, captured, no_capture
+from tests.network.saved import Net, captured, edit, no_capture, rewrite
 from varprop.errors import NetworkFileError
 from varprop.graph.graph_json import read_captured, write_captured
 from varprop.network.audit import audit_of
-from varprop.network.likeness import _kind as likeness_of_class
-from varprop.network.likeness import likeness
+from varprop.network.fingerprint import fingerprint
 
 WEIGHTS = "model.safetensors"
 OTHERS = ("bert", "beit", "clip", "distilbert", "resnet")  # BERT, GPT-2 and Llama are in test_saving.py
@@ -54,15 +54,6 @@ def same(a, b):
 def stored(folder):
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         return json.loads(file.metadata()["graphs"])
-
-
-def rewrite(folder, text):
-    """Another note, with a checksum that fits."""
-    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, {"graphs": text})
-    content = (folder / WEIGHTS).read_bytes()
-    config = json.loads((folder / "config.json").read_text())
-    config["weights"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 # --- what comes back -------------------------------------------------------------------------------------
@@ -146,7 +137,7 @@ def test_the_device_is_that_of_the_network():
 
 def test_networks_without_stored_graphs(folder):
     """Those of earlier versions."""
-    rewrite(folder, "")
+    rewrite(folder)
     loaded = vp.MomentNet.from_pretrained(folder, Net().eval())
     x = torch.randn(2, 4)
     assert same(loaded(x), captured()(x))
@@ -155,18 +146,12 @@ def test_networks_without_stored_graphs(folder):
 
 
 def test_another_version(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config["versions"]["torch"] = "1.0"
-    (folder / "config.json").write_text(json.dumps(config))
+    edit(folder, lambda config: config["versions"].update(torch="1.0"))
     with pytest.warns(UserWarning, match="so its calls are captured again.*: save it again") as caught:
         loaded = vp.MomentNet.from_pretrained(folder, Net().eval())
     assert [warning.filename for warning in caught] == [__file__]
     x = torch.randn(2, 4)
     assert same(loaded(x), captured()(x))
-
-
-def scaled(x, factor=2.0):
-    return x * factor
 
 
 class Custom(nn.Module):
@@ -175,24 +160,47 @@ class Custom(nn.Module):
         self.layer, self.activation, self.settings = nn.Linear(4, 4), activation, settings
 
     def forward(self, x):
-        return scaled(self.activation(self.layer(x)))
+        return self.activation(self.layer(x))
 
 
-def test_what_a_model_does_is_seen_in_its_code_and_its_settings(monkeypatch):
-    first = likeness(Custom())
-    assert likeness(Custom()) == first  # whatever its weights
-    others = [Custom(torch.tanh), Custom(lambda x: x), Custom(lambda x: -x), Custom(size=2), Custom(size=[2])]
-    others += [Custom(functools.partial(scaled, factor=factor)) for factor in (1.0, 2.0)]
-    hooked = Custom()
-    hooked.layer.register_forward_hook(lambda module, args, result: -result)
-    renamed = Custom()
-    renamed.layer.forward = renamed.layer.forward
-    found = [*map(likeness, (*others, hooked, renamed)), first]
+def test_settings_are_in_the_fingerprint_of_a_model():
+    first = fingerprint(Custom())
+    assert fingerprint(Custom()) == first  # whatever its weights
+    others = [Custom(torch.tanh), Custom(nn.ReLU()), Custom(size=2), Custom(size=[2]), Custom(net=Settings(2))]
+    others += [Custom(functools.partial(torch.clamp, min=bound)) for bound in (1.0, 2.0)]
+    found = [first, *map(fingerprint, others)]
+    assert None not in found
     assert len({*found}) == len(found)
-    monkeypatch.setattr(scaled, "__defaults__", (3.0,))  # a function that forward calls
-    likeness_of_class.cache_clear()
-    assert likeness(Custom()) not in found
-    likeness_of_class.cache_clear()
+
+
+class Settings:
+    def __init__(self, width):
+        self.width = width
+
+
+def test_a_model_with_code_of_its_own_has_no_fingerprint():
+    hooked, replaced = Custom(), Custom()
+    hooked.layer.register_forward_hook(lambda module, args, result: -result)
+    replaced.layer.forward = lambda x: x
+    for model in (Custom(lambda x: x), Custom(functools.partial(make)), Custom(part=[make]), hooked, replaced):
+        assert fingerprint(model) is None
+
+
+def test_source_files_are_in_the_fingerprint_of_a_model(tmp_path):
+    def built(source):
+        (tmp_path / "source.py").write_text(source)
+        spec = importlib.util.spec_from_file_location("source", tmp_path / "source.py")
+        sys.modules["source"] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+            return fingerprint(nn.Sequential(module.Model()))
+        finally:
+            del sys.modules["source"]
+
+    source = (
+        "from torch import nn\nFACTOR = 2\nclass Model(nn.Linear):\n    def __init__(self): super().__init__(2, 2)\n"
+    )
+    assert built(source) == built(source) != built(source.replace("2\n", "3\n", 1))
 
 
 # --- what is refused -------------------------------------------------------------------------------------
@@ -200,7 +208,7 @@ def test_what_a_model_does_is_seen_in_its_code_and_its_settings(monkeypatch):
 
 @pytest.mark.parametrize("text", ["{", "\x00", "[" * 10_000, "3", "[]", "[1, 2]"])
 def test_notes_that_are_no_graphs(folder, text):
-    rewrite(folder, text)
+    rewrite(folder, graphs=text)
     with pytest.raises(NetworkFileError, match=r"cannot load .*: the graphs in model.safetensors are not"):
         vp.MomentNet.from_pretrained(folder, Net().eval())
 
@@ -273,7 +281,7 @@ TAMPERED = [
 def test_graphs_that_make_no_sense(folder, change, expected, capsys):
     (graph,) = stored(folder)
     change(graph)
-    rewrite(folder, json.dumps([graph]))
+    rewrite(folder, graphs=json.dumps([graph]))
     with pytest.raises(NetworkFileError, match=expected) as caught:
         vp.MomentNet.from_pretrained(folder, Net().eval())
     assert str(caught.value).startswith(f"cannot load {folder}: a graph in model.safetensors is ")
@@ -286,7 +294,6 @@ def test_constants_are_what_their_names_say(tmp_path):
     tensors, text = load_file(tmp_path / WEIGHTS), json.dumps(stored(tmp_path))
     (name,) = (key for key in tensors if key.startswith("constant."))
     tensors[name] = tensors[name] + 1
-    save_file(tensors, tmp_path / WEIGHTS)
-    rewrite(tmp_path, text)
+    rewrite(tmp_path, tensors, text)
     with pytest.raises(NetworkFileError, match="is not what its name says"):
         vp.MomentNet.from_pretrained(tmp_path, Chain().eval())

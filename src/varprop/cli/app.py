@@ -23,7 +23,7 @@ from varprop.cli.screen import show, show_certified, show_points
 from varprop.cli.shell import Device, RecipeFile, Seeds
 from varprop.deployment import scoring
 from varprop.deployment.artifact import open_artifact
-from varprop.deployment.exporting import needed
+from varprop.deployment.exporting import import_optional
 from varprop.errors import InputError
 from varprop.evaluation.cost import relative_costs
 from varprop.evaluation.evaluate import measure
@@ -275,7 +275,7 @@ def serve(
     recipe: RecipeFile = None,
 ) -> None:
     """Answer over HTTP: /predict, /health, /metrics, and a page to try it at /."""
-    serving = needed("varprop.deployment.serving", "serve")
+    serving = import_optional("varprop.deployment.serving", "serve")
     settings = serving.Settings(batch_size=batch_size, delay=delay / 1000, bytes=megabytes * 2**20)
     opened = open_artifact(artifact, model=model_of(model) if model else None, device=device_named(device))
     serving.serve(opened, settings, host=host, port=port)

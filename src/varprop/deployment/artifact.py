@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from varprop.deployment.exporting import RECORD, needed, outputs, threshold_of
+from varprop.deployment.exporting import RECORD, import_optional, outputs, threshold_of
 from varprop.errors import NetworkFileError
 from varprop.network.storage import CONFIG, WEIGHTS, digest, read_config
 from varprop.prediction.folder import load
@@ -103,7 +103,7 @@ def _saved(folder: Path, model: nn.Module | None, device: torch.device | str) ->
 
 
 def _exported(file: Path, device: str) -> Artifact:
-    runtime = needed("onnxruntime", "export")
+    runtime = import_optional("onnxruntime", "export")
     wanted = ["CUDAExecutionProvider"] if device.startswith("cuda") else []
     providers = [name for name in wanted if name in runtime.get_available_providers()] + ["CPUExecutionProvider"]
     try:
@@ -111,9 +111,9 @@ def _exported(file: Path, device: str) -> Artifact:
         record = json.loads(session.get_modelmeta().custom_metadata_map[RECORD])
         classes, names, threshold = record["classes"], list(record["outputs"]), record["threshold"]
         processor = read_processor(file.parent, record["processor"])
+    except NetworkFileError:
+        raise
     except Exception as error:  # the runtime has errors of its own for each way a file can be wrong
-        if isinstance(error, NetworkFileError):
-            raise
         reason = str(error).strip().partition("\n")[0]
         raise NetworkFileError(f"cannot open {file}: it is no file of vp.export, or damaged ({reason})") from error
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from varprop.deployment.artifact import Artifact
-from varprop.deployment.intake import Example, Intake
+from varprop.deployment.preprocessing import Example, Preprocessor
 from varprop.errors import InputError, VarpropError
 
 Answer = dict[str, Any]
@@ -23,11 +23,14 @@ class OverloadError(VarpropError, RuntimeError):
 class Batcher:
     """``await batcher.answer(example)``: up to ``size`` examples make a pass, and none waits longer than ``delay``.
 
-    Delays are in seconds, and count from when the pass before has ended. At most ``waiting`` examples wait.
+    Delays are in seconds, and count from when the pass before has ended. At most ``waiting`` examples wait. ``observe``
+    is told the size of every batch.
     """
 
-    def __init__(self, intake: Intake, *, size: int, delay: float, waiting: int, seen: Callable[[int], None]) -> None:
-        self.intake, self.size, self.delay, self.seen = intake, size, delay, seen
+    def __init__(
+        self, preprocessor: Preprocessor, size: int, delay: float, waiting: int, observe: Callable[[int], None]
+    ) -> None:
+        self.preprocessor, self.size, self.delay, self.observe = preprocessor, size, delay, observe
         self.queue: asyncio.Queue[Waiting] = asyncio.Queue(waiting)
         self._pass = ThreadPoolExecutor(1, "pass")
         self._work: asyncio.Task[None] | None = None
@@ -60,7 +63,7 @@ class Batcher:
             batch = await self._next_batch()
             wanted = [(example, future) for example, future in batch if not future.done()]  # who left needs no answer
             if wanted:
-                self.seen(len(wanted))
+                self.observe(len(wanted))
                 found = await loop.run_in_executor(self._pass, self._answers, [example for example, _ in wanted])
                 for (_, future), result in zip(wanted, found, strict=True):
                     if future.done():
@@ -84,7 +87,7 @@ class Batcher:
 
     def _answers(self, examples: Sequence[Example]) -> list[Answer | Exception]:
         try:
-            return list(answers(self.intake, examples))
+            return list(answer_examples(self.preprocessor, examples))
         except Exception as error:  # whatever a model may raise: the others are not to suffer for it
             if len(examples) > 1:
                 return [self._answers([example])[0] for example in examples]
@@ -92,11 +95,11 @@ class Batcher:
             return [error]
 
 
-def answers(intake: Intake, examples: Sequence[Example]) -> list[Answer]:
+def answer_examples(preprocessor: Preprocessor, examples: Sequence[Example]) -> list[Answer]:
     """One for each example: its outputs by name, as arrays."""
     found: list[Answer] = [{} for _ in examples]
-    for numbers, batch in intake.batches(examples) if examples else []:
-        outputs = intake.artifact.answer(batch)
+    for numbers, batch in preprocessor.batches(examples) if examples else []:
+        outputs = preprocessor.artifact.answer(batch)
         if any(outputs[name].ndim > 1 for name in ("label", "abstain") if name in outputs):
             raise InputError("this is for models with one answer for each example, not for each token or pixel")
         for index, number in enumerate(numbers):
@@ -104,7 +107,7 @@ def answers(intake: Intake, examples: Sequence[Example]) -> list[Answer]:
     return found
 
 
-def plain(answer: Answer, artifact: Artifact) -> Answer:
+def to_json(answer: Answer, artifact: Artifact) -> Answer:
     """An answer as JSON, with the label by name; of a regression, lists of numbers."""
     shown = {name: value.tolist() for name, value in answer.items() if not name.startswith("logit")}
     shown |= {name: answer[name].reshape(-1).tolist() for name in ("prediction", "std") if name in answer}

@@ -13,7 +13,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,24 +32,11 @@ from varprop.prediction.selective import Decision, Selective
 
 TOLERANCE = 1e-4
 RECORD = "varprop.json"
-"""The file inside a ``.pt2`` archive, and the entry of the metadata of an ``.onnx`` file, that holds a ``Record``."""
+"""The file inside a ``.pt2`` archive, and the entry of the metadata of an ``.onnx`` file, that says what it is."""
 
+Metadata = dict[str, Any]
+"""Of an exported file: names of ``inputs`` and ``outputs``, ``classes``, ``threshold``, ``processor``, ``versions``."""
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-
-
-@dataclass(frozen=True)
-class Record:
-    """What an exported file says about itself."""
-
-    inputs: list[str]
-    outputs: list[str]
-    classes: list[str] | None
-    threshold: float | None
-    processor: str | None
-    versions: dict[str, str]
-
-    def text(self) -> str:
-        return json.dumps(asdict(self))
 
 
 class Deployed(nn.Module):
@@ -100,12 +86,12 @@ def export(
         if plan.captured.guards is not None:
             raise ExportError("the graph of this model depends on values of its inputs, which no file looks at")
         found = outputs(predictor(**named))  # which also traces what the link needs, on real tensors
-        record = Record(list(named), list(found), *_about(predictor), versions())
+        about = _metadata(predictor, list(named), list(found))
         with torch.no_grad(), _quiet():
             program = _program(Deployed(predictor, list(named)).eval(), list(named.values()), plan.signature.sizes)
-            run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), record, made)
-            _check(run, predictor, named, record.outputs, free=isinstance(plan.signature.sizes[0][0], str))
-        if record.processor is not None:
+            run = _WRITERS["aot" if aot else target.suffix](program, list(named.values()), about, made)
+            _check(run, predictor, named, list(found), free=isinstance(plan.signature.sizes[0][0], str))
+        if about["processor"] is not None:
             predictor.processor.save_pretrained(target.parent)
     return target
 
@@ -134,12 +120,13 @@ def threshold_of(predictor: Predictor) -> float | None:
     return promise.threshold if promise and math.isfinite(promise.threshold) else None
 
 
-def _about(predictor: Predictor) -> tuple[list[str] | None, float | None, str | None]:
+def _metadata(predictor: Predictor, inputs: list[str], outputs: list[str]) -> Metadata:
     try:
         processor = processor_name(predictor.processor)
     except NetworkFileError:
         processor = None  # one of the user's own, which only the user can apply
-    return list(predictor.classes) if predictor.classes else None, threshold_of(predictor), processor
+    about = {"inputs": inputs, "outputs": outputs, "classes": list(predictor.classes) if predictor.classes else None}
+    return about | {"threshold": threshold_of(predictor), "processor": processor, "versions": versions()}
 
 
 def _require_one_pass(predictor: Any) -> None:
@@ -203,47 +190,42 @@ class Sink(io.RawIOBase):
                 raise self.error
 
 
-def _write_pt2(program: ExportedProgram, _: Any, record: Record, path: Path) -> Run:
+def _write_pt2(program: ExportedProgram, _: Any, about: Metadata, path: Path) -> Run:
     with Sink(path) as sink:
-        torch.export.save(program, sink, extra_files={RECORD: record.text()})  # type: ignore[arg-type]
+        torch.export.save(program, sink, extra_files={RECORD: json.dumps(about)})  # type: ignore[arg-type]
     module = program.module()
     return lambda inputs: list(module(*inputs).values())
 
 
-def _write_aot(program: ExportedProgram, _: Any, record: Record, path: Path) -> Run:
-    described = {key: json.dumps(value) for key, value in asdict(record).items()}
-    settings = {"aot_inductor.metadata": described}
+def _write_aot(program: ExportedProgram, _: Any, about: Metadata, path: Path) -> Run:
+    settings = {"aot_inductor.metadata": {key: json.dumps(value) for key, value in about.items()}}
     with Sink(path) as sink:
-        torch._inductor.aoti_compile_and_package(
-            program,
-            package_path=sink,  # type: ignore[arg-type]
-            inductor_configs=settings,
-        )
+        torch._inductor.aoti_compile_and_package(program, package_path=sink, inductor_configs=settings)  # type: ignore[arg-type]
     module = torch._inductor.aoti_load_package(str(path))
     return lambda inputs: list(module(*inputs).values())
 
 
-def _write_onnx(program: ExportedProgram, inputs: list[Tensor], record: Record, path: Path) -> Run:
-    runtime = needed("onnxruntime", "export")
-    needed("onnxscript", "export")
+def _write_onnx(program: ExportedProgram, inputs: list[Tensor], about: Metadata, path: Path) -> Run:
+    runtime = import_optional("onnxruntime", "export")
+    import_optional("onnxscript", "export")
     # Not optimised ahead: onnxscript 0.7 fails on splits of constants, and the runtime optimises by itself.
     written = torch.onnx.export(
         program,
         tuple(inputs),
-        input_names=record.inputs,
-        output_names=record.outputs,
+        input_names=about["inputs"],
+        output_names=about["outputs"],
         dynamo=True,
         verbose=False,
         optimize=False,
     )
     assert written is not None
-    written.model.metadata_props[RECORD] = record.text()
+    written.model.metadata_props[RECORD] = json.dumps(about)
     written.save(path)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        feed = dict(zip(record.inputs, (x.cpu().numpy() for x in inputs), strict=True))
-        return [torch.from_numpy(found) for found in session.run(record.outputs, feed)]
+        feed = dict(zip(about["inputs"], (x.cpu().numpy() for x in inputs), strict=True))
+        return [torch.from_numpy(found) for found in session.run(about["outputs"], feed)]
 
     return run
 
@@ -251,7 +233,7 @@ def _write_onnx(program: ExportedProgram, inputs: list[Tensor], record: Record, 
 _WRITERS: dict[str, Callable[..., Run]] = {".pt2": _write_pt2, "aot": _write_aot, ".onnx": _write_onnx}
 
 
-def needed(module: str, extra: str) -> Any:
+def import_optional(module: str, extra: str) -> Any:
     """A module of an optional package."""
     try:
         return importlib.import_module(module)
@@ -287,13 +269,12 @@ def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without what exporters say about their own internals."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
-    levels = [logger.level for logger in loggers]
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "torch.export", "onnxscript")}
     with warnings.catch_warnings(action="ignore"):
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         try:
+            for name in levels:
+                logging.getLogger(name).setLevel(logging.ERROR)
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

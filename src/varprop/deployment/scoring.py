@@ -16,9 +16,9 @@ from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.deployment.artifact import Artifact, open_artifact
-from varprop.deployment.batching import answers, plain
-from varprop.deployment.exporting import needed, versions
-from varprop.deployment.intake import Example, Intake
+from varprop.deployment.batching import answer_examples, to_json
+from varprop.deployment.exporting import import_optional, versions
+from varprop.deployment.preprocessing import Example, Preprocessor
 from varprop.deployment.sources import PROBLEM, Piece, Row, pieces_of
 from varprop.errors import InputError, ResultsError
 from varprop.posterior.file import replacing
@@ -65,67 +65,59 @@ class Job:
         return open_artifact(self.model, model=self.build() if self.build else None, device=self.device)
 
     @cached_property
-    def intake(self) -> Intake:
-        return Intake(self.artifact)
+    def preprocessor(self) -> Preprocessor:
+        return Preprocessor(self.artifact)
 
     @cached_property
     def shards(self) -> list[Shard]:
-        numbers, found, first = itertools.count(), [], 0
+        found: list[Shard] = []
+        first = 0
         for piece in pieces_of(self.data):
             for start in range(0, piece.count, self.rows):
                 stop = min(start + self.rows, piece.count)
-                found.append(Shard(next(numbers), piece, start, stop, first + start))
+                found.append(Shard(len(found), piece, start, stop, first + start))
             first += piece.count
         if not found:
             raise InputError(f"{self.data} has no rows")
         return found
 
-    @cached_property
-    def columns(self) -> list[str]:
-        """What the model reads: the column given, else all its inputs, or what its processor makes them of."""
-        if self.column is not None:
-            return [self.column]
-        raw = [name for name in self.intake.columns if name not in self.intake.inputs]
-        return raw or list(self.intake.inputs)
-
     def is_done(self, shard: Shard) -> bool:
         file = Path(self.out) / shard.name
         try:
-            return needed("pyarrow.parquet", "score").read_metadata(file).num_rows == len(shard)
+            return import_optional("pyarrow.parquet", "score").read_metadata(file).num_rows == len(shard)
         except (OSError, ValueError):  # it is not there, or a disk has lost some of it
             return False
 
     def score(self, shard: Shard) -> int:
         """Write a shard, whole or not at all; returns how many rows could not be read."""
-        parquet = needed("pyarrow.parquet", "score")
+        parquet = import_optional("pyarrow.parquet", "score")
         table = self._table(shard)
         with replacing(Path(self.out) / shard.name) as temporary:
             parquet.write_table(table, temporary)
         return table.num_rows - table["problem"].null_count
 
     def _table(self, shard: Shard) -> Any:
-        wanted = dict.fromkeys((*self.columns, *self.key))
+        columns = self.preprocessor.columns if self.column is None else [self.column]
+        wanted = dict.fromkeys((*columns, *self.key))
         rows = shard.piece.rows(shard.start, shard.stop, list(wanted))
         kept: list[Row] = []
-        parts: list[list[Row]] = []
+        found: list[Row] = []
         while batch := list(itertools.islice(rows, self.batch_size)):
             kept += [{name: row.get(name) for name in (*shard.piece.keys, *self.key)} for row in batch]
-            parts.append(self._answers(batch))
-        return _assembled(self.artifact, shard, kept, list(itertools.chain(*parts)))
+            found += self._answers(batch)
+        return _assembled(self.artifact, shard, kept, found)
 
     def _answers(self, rows: Sequence[Row]) -> list[Row]:
         """One for each row: what the artifact says, or the problem with the row."""
         found: list[Row] = [{} for _ in rows]
-        examples: list[Example] = []
-        places: list[int] = []
-        for place, row in enumerate(rows):
+        examples: dict[int, Example] = {}
+        for number, row in enumerate(rows):
             try:
-                examples.append(self._read(row))
-                places.append(place)
+                examples[number] = self._read(row)
             except InputError as error:
-                found[place] = {"problem": str(error)}
-        for place, answer in zip(places, answers(self.intake, examples), strict=True):
-            found[place] = plain(answer, self.artifact)
+                found[number] = {"problem": str(error)}
+        for number, answer in zip(examples, answer_examples(self.preprocessor, [*examples.values()]), strict=True):
+            found[number] = to_json(answer, self.artifact)
         return found
 
     def _read(self, row: Row) -> Example:
@@ -134,8 +126,8 @@ class Job:
         if self.column is not None:
             value = row[self.column]
             name = "text" if isinstance(value, str) else "image" if isinstance(value, bytes) else None
-            return self.intake.read({name or next(iter(self.intake.inputs)): value})
-        return self.intake.read(row)
+            return self.preprocessor.read({name or next(iter(self.preprocessor.inputs)): value})
+        return self.preprocessor.read(row)
 
     def manifest(self) -> dict[str, Any]:
         """What decides the scores: with another one, a folder is not gone on with."""
@@ -173,7 +165,7 @@ def on_ray(workers: int) -> Engine:
     """With Ray Data, by so many workers of a cluster that all see the same files."""
 
     def engine(job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
-        data = needed("ray.data", "ray")
+        data = import_optional("ray.data", "ray")
         numbers = data.from_items([{"number": shard.number} for shard in shards], override_num_blocks=len(shards))
         gpus = int(job.device.startswith("cuda"))  # each worker sees one, its first
         fresh = replace(job)  # without the artifact that was opened here
@@ -270,12 +262,11 @@ def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def _finished(folder: Path, job: Job) -> Scores | None:
     """Complete the manifest, if all shards are there."""
-    parquet, listed, problems = needed("pyarrow.parquet", "score"), [], 0
+    parquet, listed, problems = import_optional("pyarrow.parquet", "score"), [], 0
     for shard in job.shards:
         if not job.is_done(shard):
             return None
-        found = parquet.read_metadata(folder / shard.name)
-        wrong = len(shard) - sum(_nulls(found.row_group(i)) for i in range(found.num_row_groups))
+        wrong = len(shard) - parquet.read_table(folder / shard.name, columns=["problem"])["problem"].null_count
         listed.append({"file": shard.name, "piece": shard.piece.name, "rows": len(shard), "problems": wrong})
         problems += wrong
     total = sum(map(len, job.shards))
@@ -285,14 +276,9 @@ def _finished(folder: Path, job: Job) -> Scores | None:
     return Scores(folder, total, problems)
 
 
-def _nulls(group: Any) -> int:
-    """Rows of a row group that have no problem: their column is the last."""
-    return group.column(group.num_columns - 1).statistics.null_count
-
-
 def _assembled(artifact: Artifact, shard: Shard, kept: Sequence[Row], answers: Sequence[Row]) -> Any:
     """The rows of a shard as an Arrow table, whose columns have the same types whatever the rows hold."""
-    arrow = needed("pyarrow", "score")
+    arrow = import_optional("pyarrow", "score")
     numbers = arrow.list_(arrow.float32())
     types: dict[str, Any] = {"label": arrow.string() if artifact.classes else arrow.int64()}
     types |= {"confidence": arrow.float32(), "probs": numbers}

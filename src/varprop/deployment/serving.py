@@ -26,8 +26,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from varprop.deployment.artifact import Artifact
-from varprop.deployment.batching import Batcher, OverloadError, plain
-from varprop.deployment.intake import Example, Intake, Limits
+from varprop.deployment.batching import Batcher, OverloadError, to_json
+from varprop.deployment.preprocessing import Example, Limits, Preprocessor
 from varprop.errors import InputError
 
 PAGE = Path(__file__).parent / "page" / "trial.html"
@@ -84,15 +84,9 @@ class Metrics:
 def make_app(artifact: Artifact, settings: Settings | None = None) -> FastAPI:
     """The application: ``/predict``, ``/health``, ``/model``, ``/metrics``, ``/openapi.json``, and a page at ``/``."""
     settings = settings or Settings()
-    intake, metrics = Intake(artifact, settings.limits), Metrics()
+    preprocessor, metrics = Preprocessor(artifact, settings.limits), Metrics()
     readers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "read")
-    batcher = Batcher(
-        intake,
-        size=settings.batch_size,
-        delay=settings.delay,
-        waiting=settings.waiting,
-        seen=metrics.batch.observe,
-    )
+    batcher = Batcher(preprocessor, settings.batch_size, settings.delay, settings.waiting, metrics.batch.observe)
     metrics.waiting.set_function(batcher.queue.qsize)
 
     @asynccontextmanager
@@ -105,34 +99,34 @@ def make_app(artifact: Artifact, settings: Settings | None = None) -> FastAPI:
         LOG.info("stopped", extra={"fields": {}})
 
     app = FastAPI(title="varprop", docs_url=None, redoc_url=None, lifespan=running)
-    app.add_middleware(Watch, metrics=metrics)
+    app.add_middleware(RequestLog, metrics=metrics)
 
-    @app.post("/predict", response_model_exclude_none=True, openapi_extra=_described(intake))
+    @app.post("/predict", response_model_exclude_none=True, openapi_extra=_request_schema(preprocessor))
     async def predict(request: Request) -> Reply:
         """The answer for one example: an image file or a text as the body, or a JSON object."""
         body = await _body(request, settings)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         loop = asyncio.get_running_loop()
         try:
-            example = await loop.run_in_executor(readers, _read, intake, kind, body)
+            example = await loop.run_in_executor(readers, _read, preprocessor, kind, body)
         except InputError as error:
             raise HTTPException(422, str(error)) from None
         started = time.perf_counter()
         try:
-            answer = plain(await batcher.answer(example), artifact)
+            answer = to_json(await batcher.answer(example), artifact)
         except OverloadError as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         metrics.seconds.observe(time.perf_counter() - started)
         metrics.answered(answer)
         return Reply(**answer)
 
-    _add_views(app, intake, metrics, batcher)
+    _add_views(app, preprocessor, metrics, batcher)
     return app
 
 
-def _add_views(app: FastAPI, intake: Intake, metrics: Metrics, batcher: Batcher) -> None:
+def _add_views(app: FastAPI, preprocessor: Preprocessor, metrics: Metrics, batcher: Batcher) -> None:
     """What can be looked at."""
-    artifact = intake.artifact
+    artifact = preprocessor.artifact
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -146,7 +140,7 @@ def _add_views(app: FastAPI, intake: Intake, metrics: Metrics, batcher: Batcher)
         """What the model takes and answers."""
         shapes = {each.name: [size or "any" for size in each.sizes] for each in artifact.inputs}
         about = {"sha256": artifact.sha256, "classes": artifact.classes, "threshold": artifact.threshold}
-        return {**about, "reads": intake.columns[0], "inputs": shapes}
+        return {**about, "reads": preprocessor.columns[0], "inputs": shapes}
 
     @app.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
@@ -179,11 +173,11 @@ async def _body(request: Request, settings: Settings) -> bytes:
     return b"".join(parts)
 
 
-def _read(intake: Intake, kind: str, body: bytes) -> Example:
+def _read(preprocessor: Preprocessor, kind: str, body: bytes) -> Example:
     if kind.startswith("image/"):
-        return intake.read({"image": body})
+        return preprocessor.read({"image": body})
     if kind == "text/plain":
-        return intake.read({"text": _decoded(body)})
+        return preprocessor.read({"text": _decoded(body)})
     try:
         example = json.loads(_decoded(body))
     except (ValueError, RecursionError) as error:
@@ -195,7 +189,7 @@ def _read(intake: Intake, kind: str, body: bytes) -> Example:
             example["image"] = base64.b64decode(example["image"], validate=True)
         except binascii.Error as error:
             raise InputError(f"image is not base64: {error}") from None
-    return intake.read(example)
+    return preprocessor.read(example)
 
 
 def _decoded(body: bytes) -> str:
@@ -205,23 +199,20 @@ def _decoded(body: bytes) -> str:
         raise InputError(f"the body is not UTF-8: {error}") from None
 
 
-def _described(intake: Intake) -> dict[str, Any]:
-    """The request, for OpenAPI."""
-    names = ["text", "image"] if intake.artifact.processor is not None else []
-    schema = {
-        "type": "object",
-        "properties": {name: {"type": "string"} for name in names if name in intake.columns}
-        | {name: {"type": "array", "items": {}} for name in intake.inputs},
-    }
-    content: dict[str, Any] = {"application/json": {"schema": schema}}
-    if "text" in intake.columns:
+def _request_schema(preprocessor: Preprocessor) -> dict[str, Any]:
+    """The body of a request, for OpenAPI."""
+    raw = preprocessor.raw
+    properties: dict[str, Any] = {raw: {"type": "string"}} if raw else {}
+    properties |= {name: {"type": "array", "items": {}} for name in preprocessor.inputs}
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object", "properties": properties}}}
+    if raw == "text":
         content["text/plain"] = {"schema": {"type": "string"}}
-    if "image" in intake.columns:
+    if raw == "image":
         content["image/*"] = {"schema": {"type": "string", "format": "binary"}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-class Watch:
+class RequestLog:
     """Counts every request, and notes it down."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -249,7 +240,7 @@ class Watch:
             LOG.info("request", extra={"fields": fields})
 
 
-class Lines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -268,7 +259,7 @@ def serve(artifact: Artifact, settings: Settings | None = None, *, host: str = "
         reason = str(error.strerror).partition(" (")[0]  # which says the address once more
         raise InputError(f"cannot listen on {host}, port {port}: {reason}; choose another --port") from None
     handler = logging.StreamHandler()
-    handler.setFormatter(Lines())
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it says the same in more words
     config = uvicorn.Config(

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from varprop.deployment.exporting import needed
+from varprop.deployment.exporting import import_optional
 from varprop.errors import InputError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -74,14 +74,14 @@ class Parquet(Piece):
 
     @cached_property
     def count(self) -> int:
-        return needed("pyarrow.parquet", "score").read_metadata(self.path).num_rows
+        return import_optional("pyarrow.parquet", "score").read_metadata(self.path).num_rows
 
     def types(self) -> dict[str, Any]:
-        schema = needed("pyarrow.parquet", "score").read_schema(self.path)
+        schema = import_optional("pyarrow.parquet", "score").read_schema(self.path)
         return {field.name: field.type for field in schema}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
-        file = needed("pyarrow.parquet", "score").ParquetFile(self.path)
+        file = import_optional("pyarrow.parquet", "score").ParquetFile(self.path)
         names = _present(columns, file.schema_arrow.names, self.name)
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         ends = list(itertools.accumulate(sizes))
@@ -94,23 +94,21 @@ class Parquet(Piece):
 class ArrowStream(Piece):
     """A file of a Hugging Face data set that was saved to disk."""
 
-    def _batches(self) -> Iterator[Any]:
-        arrow = needed("pyarrow", "score")
-        yield from arrow.ipc.open_stream(arrow.memory_map(str(self.path)))
+    def _stream(self) -> Any:
+        arrow = import_optional("pyarrow", "score")
+        return arrow.ipc.open_stream(arrow.memory_map(str(self.path)))
 
     @cached_property
     def count(self) -> int:
-        return sum(batch.num_rows for batch in self._batches())
+        return sum(batch.num_rows for batch in self._stream())
 
     def types(self) -> dict[str, Any]:
-        arrow = needed("pyarrow", "score")
-        with arrow.ipc.open_stream(arrow.memory_map(str(self.path))) as stream:
-            return {field.name: field.type for field in stream.schema}
+        return {field.name: field.type for field in self._stream().schema}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
         cut = (
             part.select(_present(columns, part.schema.names, self.name)).slice(low, 256)
-            for part in self._batches()
+            for part in self._stream()
             for low in range(0, part.num_rows, 256)
         )
         yield from _rows(cut, start, stop, self.root)

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from varprop.errors import OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, place_of
 from varprop.graph.diagnostics import capture_error, refuse_training
-from varprop.graph.export import Lifting, export, quiet, read_values
+from varprop.graph.export import Lifting, export, is_traced, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.fuse import fuse
 from varprop.graph.interpreter import Applied
@@ -68,7 +68,7 @@ class Plan:
         if not self.signature.accepts(call):
             return False
         guards = self.captured.guards
-        return guards is None or torch.compiler.is_compiling() or not guards.broken(tensors, call.inputs)
+        return guards is None or is_traced() or not guards.broken(tensors, call.inputs)
 
 
 def compile_call(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], values: list[Any] | None = None) -> Plan:

@@ -64,12 +64,17 @@ class Lifting:
 
 
 class Model(nn.Module):
-    """The model called with the tensors of a network in place of its own, returning one tensor."""
+    """The model called with the tensors of a network in place of its own, returning one tensor.
+
+    Its registries are copies that hold the same tensors: while torch exports a module, fake tensors lie in it, which
+    calls of the network in other threads must not meet.
+    """
 
     def __init__(self, lifting: Lifting, structure: Structure, mode: TorchFunctionMode | None = None) -> None:
         super().__init__()
         self.mode = mode or contextlib.nullcontext()
-        self.model, self.mean, self.buffer = lifting.model, lifting.tensors.mean, lifting.tensors.buffer
+        tensors = lifting.tensors
+        self.model, self.mean, self.buffer = lifting.model, Registry([*tensors.mean]), Registry([*tensors.buffer])
         self.structure, self.output = structure, lifting.output
         self.binder = Binder(lifting.model.forward)
 
@@ -143,6 +148,13 @@ def read_values(lifting: Lifting, call: Call) -> list[Any]:
     reads = ValueReads()
     Model(lifting, call.structure, reads)(*(x.clone() for x in call.given_inputs))
     return reads.seen
+
+
+def is_traced() -> bool:
+    """Do torch.compile or torch.export trace this thread? What torch says of compiling is of any thread."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_compiling() and torch._guards.detect_fake_mode() is not None
 
 
 @contextlib.contextmanager

@@ -17,9 +17,11 @@ class Registry(nn.Module):
     Its methods have no plain names, because those are the model's: modules may be called ``items`` or ``set``.
     """
 
-    def __init__(self, *, persistent: bool = True) -> None:
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]] = (), *, persistent: bool = True) -> None:
         super().__init__()
         self._persistent = persistent
+        for path, tensor in tensors:
+            self[path] = tensor
 
     def __setitem__(self, path: str, tensor: Tensor) -> None:
         *parents, leaf = path.split(".")

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -27,16 +27,15 @@ from varprop.graph.captured import Captured
 from varprop.graph.check import check_plan
 from varprop.graph.compiler import Plan, assemble, plan_call, plan_captured
 from varprop.graph.diagnostics import refuse_training, require_model
-from varprop.graph.export import Lifting, quiet
+from varprop.graph.export import Lifting, is_traced, quiet
 from varprop.graph.interpreter import Interpreter
 from varprop.graph.output import Output
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call, Size
 from varprop.moments import Moments, is_random, multiplied_out
 from varprop.network import saving
-from varprop.network.record import Calibration
+from varprop.network.record import Calibration, Trace
 from varprop.network.storage import DISK
-from varprop.network.trace import Trace as Trace
 from varprop.posterior import Posterior
 from varprop.rules import CVP, RuleSet
 
@@ -80,7 +79,7 @@ class MomentNet(Registries):
         self.calibration: Calibration | None = None
         self.accelerator: torch.device | None = None
         self._plans: list[Plan] = []
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._lock = threading.RLock()
         self.register_load_state_dict_post_hook(_refold)
 
@@ -88,7 +87,7 @@ class MomentNet(Registries):
 
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
         plan, leaves = self.plan(args, kwargs)
-        if torch.compiler.is_compiling():
+        if is_traced():
             result = plan.module(*leaves)
         else:
             result = plan.run(*leaves) if self.accelerator is None else plan.run_on(self.accelerator, leaves)
@@ -103,8 +102,8 @@ class MomentNet(Registries):
         """The graph for this call, captured if it is the first of its kind, and the tensors to run it with."""
         call = self.bind(args, kwargs)
         found = self._find(call)
-        if found is not None and (torch.compiler.is_compiling() or found.has_checked(call)):
-            if found.captured.guards and torch.compiler.is_compiling():
+        if found is not None and (is_traced() or found.has_checked(call)):
+            if found.captured.guards and is_traced():
                 raise CaptureError("its graph depends on values of inputs, which a compiled one would not look at")
             return found, call.leaves
         with self._lock:
@@ -127,7 +126,7 @@ class MomentNet(Registries):
                 )
         if elsewhere:  # lengths, which torch packs sequences by, are on the CPU
             call = Call(call.structure, [leaf.to(device) for leaf in call.leaves], given=call.leaves)
-        if call.variances and not torch.compiler.is_compiling():
+        if call.variances and not is_traced():
             _refuse_wrong(call.variances)
         return call
 
@@ -151,36 +150,35 @@ class MomentNet(Registries):
         same = [known for known in alike if known.signature.structure == plan.signature.structure]
         as_rigid = [known for known in alike if known.signature.freedom <= freedom]
         if plan.captured.ending and not self._plans:
-            self._say(f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect")
+            self._warn_once(
+                f"{name} ends in {plan.captured.ending}: these are the moments of its logits, which links expect"
+            )
         if not self._plans and (end := plan.dead_end):
-            self._say(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
+            self._warn_once(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
         kept = f"gets a graph of its own, of which the latest {MOST_GRAPHS} are kept"
         if any(known.signature.leaves_no_need(plan.signature) for known in same):
             text = f"{name} cannot be captured with free sizes: every new shape of its inputs {kept}"
-            self._say(f"{text}; pad inputs to a few shapes")
+            self._warn_once(f"{text}; pad inputs to a few shapes")
         if len(same) < len(alike):
-            self._say(f"every new number that {name} is called with {kept}; give numbers that change as tensors")
+            self._warn_once(f"every new number that {name} is called with {kept}; give numbers that change as tensors")
         if len(as_rigid) >= MOST_GRAPHS:
             self._plans.remove(as_rigid[0])
         self._plans.append(plan)
         return plan
 
-    def _say(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         """Once, at the call of the network."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             warnings.warn(text, stacklevel=7)
 
-    def capture_outlines(self, calls: Iterable[Call]) -> None:
-        """Capture calls of which only structure, dtypes and sizes are known."""
-        for call in calls:
-            zeros = [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]
-            self._add(plan_call(self.lifting, Call(call.structure, zeros)))
-
-    def add_captured(self, captured: Captured, call: Call) -> None:
-        """Keep a graph of a call that was captured before."""
-        with quiet():
-            self._add(plan_captured(self.lifting, captured, call))
+    def add_outline(self, call: Call, captured: Captured | None = None) -> Plan:
+        """Compile a call of which only structure, dtypes and sizes are known, from its graph if there is one."""
+        if captured is not None:
+            with quiet():
+                return self._add(plan_captured(self.lifting, captured, call))
+        zeros = [torch.zeros_like(leaf, device=self.device) for leaf in call.leaves]
+        return self._add(plan_call(self.lifting, Call(call.structure, zeros)))
 
     # --- looking inside ------------------------------------------------------------------------------
 
@@ -270,7 +268,7 @@ class MomentNet(Registries):
         self.clear()
         for call in calls:
             leaves = [leaf.to(self.dtype) if leaf.dtype == old_dtype else leaf for leaf in call.leaves]
-            self.capture_outlines([Call(call.structure, leaves)])
+            self.add_outline(Call(call.structure, leaves))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NetworkFileError("a network is not pickled: keep it with save_pretrained(folder), copy it with deepcopy")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import NetworkFileError, listing, shortened
+from varprop.network.fingerprint import has_own_hooks
 
 # Nothing else is ever imported because a file names it.
 _MODULES = re.compile(r"transformers\.models\.[a-z0-9_]+\.modeling_[a-z0-9_]+")
@@ -148,16 +149,9 @@ def _refuse_kernels(config: Any) -> None:
 
 def _alike(model: nn.Module, again: nn.Module) -> bool:
     """Was nothing changed since the model was built? Its text tells modules, sizes and settings such as eps."""
-    for module in model.modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if "forward" in vars(module) or not all(map(_of_transformers, hooks)):
-            return False
+    if any("forward" in vars(module) or has_own_hooks(module) for module in model.modules()):
+        return False
     return repr(model) == repr(again) and _shapes(model) == _shapes(again)
-
-
-def _of_transformers(hook: Any) -> bool:
-    """Its own hooks, which record hidden states, come by themselves in the first call."""
-    return str(getattr(hook, "__module__", "")).startswith("transformers.")
 
 
 def _shapes(model: nn.Module) -> dict[str, Any]:

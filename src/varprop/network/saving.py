@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,7 @@ from varprop.graph.output import Output
 from varprop.graph.registry import scale_path
 from varprop.graph.signature import Call, dtype_name
 from varprop.network import rebuilding
-from varprop.network.likeness import likeness
+from varprop.network.fingerprint import fingerprint as model_fingerprint
 from varprop.network.record import Calibration
 from varprop.network.storage import CONFIG, FORMAT, VERSION, WEIGHTS, claim, entry, read, reported, write
 from varprop.posterior.tensors import checked
@@ -55,13 +55,13 @@ def save(
     """
     folder = Path(path)
     with reported(f"cannot save {folder}"):
-        records = list(_records(net))
-        graphs = _graphs(net, [plan for plan, _ in records])
+        calls = _encoded_calls(net)
+        graphs = [_encoded_graph(net, plan) for plan, _ in calls]
         roles = {role: dict([*getattr(net, role)]) for role in ROLES}
         used = {name for graph in graphs if graph for kind, name, *_ in graph["tensors"] if kind == "constant"}
         roles["constant"] = {name: tensor for name, tensor in roles["constant"].items() if name in used}
         _check_dtypes(roles)
-        config = _describe(net) | {"calls": [record for _, record in records]} | more
+        config = _describe(net) | {"calls": [record for _, record in calls]} | more
         claim(folder)
         if beside is not None:
             beside(folder)
@@ -90,21 +90,16 @@ def load(
         rebuilding.check(built, record, roles["mean"], roles["buffer"])
         if model is None:
             rebuilding.fill(built, roles["mean"], roles["buffer"])
-    net = kind.__new__(kind)
-    net._set_up(built, chosen, selected)
-    _fill(net, roles, config["scales"])
-    net.temperature, net.calibration = float(config["temperature"]), calibration
-    with reported(f"cannot load {folder}"):
+        net = kind.__new__(kind)
+        net._set_up(built, chosen, selected)
+        _fill(net, roles, config["scales"])
+        net.temperature, net.calibration = float(config["temperature"]), calibration
         graphs = _read_graphs(net, config, text)
-        pairs = zip(graphs, calls, config["calls"], strict=True)
-        captured = [graph and _restore(net, graph, call, record) for graph, call, record in pairs]
-    for call, graph in zip(calls, captured, strict=True):
-        if graph is None:
-            net.capture_outlines([call])
-        else:
-            net.add_captured(graph, call)
-    with reported(f"cannot load {folder}"):
-        _compare(net, config)
+        for call, record, graph in zip(calls, config["calls"], graphs, strict=True):
+            if graph is None:
+                _compare(net.add_outline(call), net, config, record)
+            else:
+                net.add_outline(call, _restore(net, graph, call, record))
     return net
 
 
@@ -124,7 +119,7 @@ def _describe(net: MomentNet) -> dict[str, Any]:
         "scales": net.scale_names,
         "temperature": net.temperature,
         "calibration": None if net.calibration is None else dataclasses.asdict(net.calibration),
-        "likeness": likeness(net.lifting.model),
+        "model_fingerprint": model_fingerprint(net.lifting.model),
     }
 
 
@@ -135,27 +130,26 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _is_as_saved(config: Mapping[str, Any]) -> bool:
-    """Are all packages of the versions it was saved with? One build of a version computes what another does."""
+def _has_same_versions(config: Mapping[str, Any]) -> bool:
+    """Are all packages of the versions it was saved with? One build (2.9+cpu) computes what another does."""
     saved, now = entry(config, "versions", dict), _versions()
-    return all(_public(now.get(package)) == _public(version) for package, version in saved.items())
+    return all(str(now.get(name)).split("+")[0] == str(version).split("+")[0] for name, version in saved.items())
 
 
-def _public(version: Any) -> str:
-    return str(version).partition("+")[0]
-
-
-def _records(net: MomentNet) -> Iterator[tuple[Plan, dict[str, Any]]]:
+def _encoded_calls(net: MomentNet) -> list[tuple[Plan, dict[str, Any]]]:
+    found: list[tuple[Plan, dict[str, Any]]] = []
     for plan in net._plans:
         if plan.captured.guards:
             continue  # values of inputs are not saved: it is captured when the call is made
         try:
-            yield plan, encode(plan.call) | {"graph": fingerprint(plan.captured), "device": net.device.type}
+            record = encode(plan.call) | {"graph": fingerprint(plan.captured), "device": net.device.type}
+            found.append((plan, record))
         except TypeError as error:
             warnings.warn(
                 f"the call {plan.signature.describe()} is not saved, and will be captured when it is made: {error}",
                 stacklevel=4,
             )
+    return found
 
 
 def _rules(config: Mapping[str, Any], given: RuleSet | None) -> RuleSet:
@@ -202,51 +196,45 @@ def _calls(config: Mapping[str, Any]) -> list[Call]:
         raise NetworkFileError(f"a call in its {CONFIG} is wrong: {error}") from error
 
 
-def _compare(net: MomentNet, config: Mapping[str, Any]) -> None:
+def _compare(plan: Plan, net: MomentNet, config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Tensors of the right names and shapes do not make the right model: it must compute what the saved one did."""
-    same = _is_as_saved(config)
-    for plan, record in zip(net._plans, config["calls"], strict=True):
-        if record.get("graph") in (None, fingerprint(plan.captured)):
-            continue
-        call = plan.signature.describe()
-        if same and record.get("device") == net.device.type:
-            raise NetworkFileError(
-                f"the model is not the one that was saved: it computes something else in the call {call}. "
-                "Build it with the same settings"
-            )
-        warnings.warn(
-            f"the call {call} is captured as another graph than the one saved with {config['versions']} on "
-            f"{record.get('device')}: compare some outputs",
-            stacklevel=4,
+    if record.get("graph") in (None, fingerprint(plan.captured)):
+        return
+    call = plan.signature.describe()
+    if _has_same_versions(config) and record.get("device") == net.device.type:
+        raise NetworkFileError(
+            f"the model is not the one that was saved: it computes something else in the call {call}. "
+            "Build it with the same settings"
         )
+    warnings.warn(
+        f"the call {call} is captured as another graph than the one saved with {config['versions']} on "
+        f"{record.get('device')}: compare some outputs",
+        stacklevel=4,
+    )
 
 
 # --- graphs ----------------------------------------------------------------------------------------------
 
 
-def _graphs(net: MomentNet, plans: list[Plan]) -> list[dict[str, Any] | None]:
-    """What is stored of the graph of each call: nothing, if it depends on what the user gives on loading, or could not
-    be read again.
-    """
+def _encoded_graph(net: MomentNet, plan: Plan) -> dict[str, Any] | None:
+    """None if it depends on what the user gives on loading, or could not be read again."""
     if callable(net.output) or net.rules != NAMED.get(net.rules.name):
-        return [None for _ in plans]
-    graphs: list[dict[str, Any] | None] = []
-    for plan in plans:
-        try:
-            record = write_captured(plan.captured, net.device)
-            same = fingerprint(read_captured(record, plan.call, net)) == fingerprint(plan.captured)
-        except (TypeError, ValueError):
-            same = False
-        graphs.append(record if same else None)
-    return graphs
+        return None
+    try:
+        record = write_captured(plan.captured, net.device)
+        same = fingerprint(read_captured(record, plan.call, net)) == fingerprint(plan.captured)
+    except (TypeError, ValueError):
+        return None
+    return record if same else None
 
 
 def _read_graphs(net: MomentNet, config: Mapping[str, Any], text: str) -> list[Any]:
     """The graphs that may be used for this model and with these packages; None for calls to be captured again."""
     none = [None for _ in config["calls"]]
-    if not text or likeness(net.lifting.model) != config.get("likeness") or callable(net.output):
+    model = model_fingerprint(net.lifting.model) if text and not callable(net.output) else None
+    if model is None or model != config.get("model_fingerprint"):
         return none
-    if not _is_as_saved(config):
+    if not _has_same_versions(config):
         warnings.warn(
             f"it was saved with {config['versions']}, so its calls are captured again, which takes a while: "
             "save it again to load it faster",
@@ -306,9 +294,6 @@ def _check(config: Mapping[str, Any], roles: Roles) -> None:
     _check_dtypes(roles)
     mean, var = roles["mean"], roles["var"]
     checked({name: mean[name] for name in var if name in mean}, var)
-    dtypes = {dtype_name(tensor.dtype) for tensor in mean.values() if tensor.is_floating_point()}
-    if dtypes and entry(config, "dtype", str) not in dtypes:
-        raise NetworkFileError(f"its {CONFIG} says {config['dtype']}, but {WEIGHTS} holds {', '.join(sorted(dtypes))}")
     names = entry(config, "scales", list)
     if not all(isinstance(name, str) for name in names):
         raise NetworkFileError(f"its {CONFIG} lacks a usable 'scales'")

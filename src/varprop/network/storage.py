@@ -75,7 +75,7 @@ def claim(folder: Path) -> None:
             config = read_config(folder)
         except NetworkFileError as error:
             raise NetworkFileError(f"the folder holds something else ({error}): give a new one") from error
-        if _is(folder / PENDING, entry(config, "weights", dict)):
+        if _matches(folder / PENDING, entry(config, "weights", dict)):
             (folder / PENDING).replace(folder / WEIGHTS)  # what an interrupted save left to do
     elif (folder / WEIGHTS).exists():
         raise NetworkFileError(f"the folder holds something else (a {WEIGHTS} without {CONFIG}): give a new one")
@@ -116,29 +116,20 @@ def _save(tensors: Mapping[str, Tensor], path: Path, notes: dict[str, str]) -> N
 
 def read(folder: Path, device: torch.device | str) -> tuple[dict[str, Any], dict[str, Tensor], str]:
     """``config.json``, tensors and graphs it was written with, read again while another process saves there."""
+    failed: dict[str, Any] = {}
     for attempt in range(ATTEMPTS):
-        before, config = _state(folder), read_config(folder)
+        config = read_config(folder)
         try:
             tensors, graphs = read_tensors(folder, config, device)
         except (NetworkFileError, SafetensorError, OSError, RuntimeError):  # the last is torch's, of a file that went
-            if _state(folder) == before:  # nobody is at work: that is how it is
+            if read_config(folder) == config == failed:  # twice, and nobody is saving: that is how it is
                 raise
+            failed = config
         else:
             if read_config(folder) == config:
                 return config, tensors, graphs
         time.sleep(random.uniform(0, 0.01 * (attempt + 1)))
     raise NetworkFileError("another process keeps saving there: load it afterwards")
-
-
-def _state(folder: Path) -> list[tuple[int, int] | None]:
-    found: list[tuple[int, int] | None] = []
-    for name in (CONFIG, WEIGHTS, PENDING):
-        try:
-            status = (folder / name).stat()
-            found.append((status.st_ino, status.st_mtime_ns))
-        except OSError:
-            found.append(None)
-    return found
 
 
 def read_tensors(folder: Path, config: Mapping[str, Any], device: torch.device | str) -> tuple[dict[str, Tensor], str]:
@@ -166,7 +157,7 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> Path:
     """The file of tensors that ``config.json`` means, whole and unchanged."""
     weights = entry(config, "weights", dict)
     for file in (folder / PENDING, folder / WEIGHTS):
-        if _is(file, weights):
+        if _matches(file, weights):
             return file
     if not (folder / WEIGHTS).is_file():
         raise NetworkFileError(f"it has no {WEIGHTS}")
@@ -176,7 +167,7 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> Path:
     raise NetworkFileError(f"the contents of {WEIGHTS} changed after it was saved (checksum mismatch)")
 
 
-def _is(file: Path, weights: Mapping[str, Any]) -> bool:
+def _matches(file: Path, weights: Mapping[str, Any]) -> bool:
     return file.is_file() and file.stat().st_size == weights.get("bytes") and digest(file) == weights.get("sha256")
 
 

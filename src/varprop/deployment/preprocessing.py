@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from varprop.deployment.artifact import Artifact, Input
-from varprop.deployment.exporting import needed
+from varprop.deployment.exporting import import_optional
 from varprop.errors import InputError
 from varprop.prediction.predictor_config import is_tokenizer
 
@@ -32,7 +32,7 @@ class Limits:
     entries: int = 50_000_000
 
 
-class Intake:
+class Preprocessor:
     """Reads examples as an artifact takes them.
 
     An example is a mapping with ``image`` (the bytes of a file), or ``text``, or an array for each input by its name.
@@ -41,16 +41,15 @@ class Intake:
     def __init__(self, artifact: Artifact, limits: Limits | None = None) -> None:
         self.artifact, self.limits = artifact, limits or Limits()
         self.inputs = {each.name: each for each in artifact.inputs}
+        self.raw: str | None = None
+        """What its processor reads, if it has one: ``text`` or ``image``."""
+        if artifact.processor is not None:
+            self.raw = "text" if is_tokenizer(artifact.processor) else "image"
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The first of these that an example has decides how it is read."""
-        raw = () if self.artifact.processor is None else ("text",) if self._reads_texts else ("image",)
-        return (*raw, *self.inputs)
-
-    @property
-    def _reads_texts(self) -> bool:
-        return is_tokenizer(self.artifact.processor)
+    def columns(self) -> list[str]:
+        """What an example should have."""
+        return [self.raw] if self.raw else list(self.inputs)
 
     def read(self, example: Mapping[str, Any]) -> Example:
         """The inputs of one example; ``InputError`` says what is wrong with it."""
@@ -65,7 +64,7 @@ class Intake:
 
     def batches(self, examples: Sequence[Example]) -> list[tuple[list[int], dict[str, Tensor]]]:
         """As few batches as they make, each with the numbers of its examples: texts are padded, others are alike."""
-        if self._reads_texts and all("input_ids" in example for example in examples):
+        if self.raw == "text" and all("input_ids" in example for example in examples):
             return [([*range(len(examples))], self._padded(examples))]
         groups: dict[Any, list[int]] = {}
         for number, example in enumerate(examples):
@@ -82,7 +81,7 @@ class Intake:
         return {name: found[name].to(each.dtype) for name, each in self.inputs.items()}
 
     def _text(self, text: Any) -> Example:
-        if not self._reads_texts:
+        if self.raw != "text":
             raise InputError(f"this model does not read texts: give {' and '.join(self.columns)}")
         if not isinstance(text, str) or len(text) > self.limits.characters:
             raise InputError(f"a text is a string of at most {self.limits.characters:,} characters")
@@ -90,7 +89,7 @@ class Intake:
         return self._named({name: torch.tensor(value) for name, value in found.items()})
 
     def _image(self, file: Any) -> Example:
-        if self.artifact.processor is None or self._reads_texts:
+        if self.raw != "image":
             raise InputError(f"this model does not read images: give {' and '.join(self.columns)}")
         found = self._processed(open_image(file, self.limits), return_tensors="pt")
         return self._named({name: value[0] for name, value in found.items()})
@@ -130,7 +129,7 @@ def open_image(file: Any, limits: Limits) -> Any:
     """An image in RGB, whose header is looked at before its pixels are decoded."""
     if not isinstance(file, bytes) or len(file) > limits.bytes:
         raise InputError(f"an image is the bytes of a file, at most {limits.bytes:,} of them")
-    library = needed("PIL.Image", "score")
+    library = import_optional("PIL.Image", "score")
     try:
         with warnings.catch_warnings(action="ignore"), library.open(io.BytesIO(file), formats=FORMATS) as picture:
             if picture.width * picture.height > limits.pixels:
