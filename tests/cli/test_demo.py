@@ -24,6 +24,8 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "FASHION", tmp_path / "nothing")
     monkeypatch.setattr(demo, "EPOCHS", 15)
     monkeypatch.setattr(demo, "WIDTH", 32)
+    monkeypatch.setattr(demo, "SIZES", (300, 300, 600, 597))
+    monkeypatch.setattr(demo, "NOISE", 0.1)
     # What a test has changed holds in a thread, and would not in another process.
     monkeypatch.setattr(demo, "ProcessPoolExecutor", lambda workers, _: ThreadPoolExecutor(workers))
     monkeypatch.setattr(app, "write_report", lambda folder: folder / "report.html")
@@ -41,9 +43,9 @@ def test_rows_table_sentence_and_report(varprop, short, monkeypatch):
     results = Results("results/demo")
     rows = results.rows
     assert [(row.method, row.seed) for row in rows] == [(m, 3) for m in ("mean", "temperature", "mc-2", "cvp")]
-    assert {(row.row, row.examples) for row in rows} == {("digits", 597)}
+    assert {(row.row, row.examples) for row in rows} == {("noisy-digits", 597)}
     assert [row.cost for row in rows] == [cost] * 4
-    assert results.examples("digits").images.shape[1:] == (8, 8)
+    assert results.examples("noisy-digits").images.shape[1:] == (10, 10)
     assert all(entry["calibrated"] is False for entry in rows[3].fidelity)
     assert len(results.scores(rows[3])["held_out_confidence"]) == 600  # not the 300 of the calibration
     out = " ".join(found.out.split())
@@ -52,6 +54,25 @@ def test_rows_table_sentence_and_report(varprop, short, monkeypatch):
     assert "more than two standard errors" in out or "within noise" in out
     assert "it/s" not in found.err, "a progress bar where there is no terminal"
     assert "seeds/s" not in found.err
+
+
+def test_no_digit_is_in_training_and_elsewhere(monkeypatch):
+    """Noise apart, which is left out here."""
+    monkeypatch.setattr(demo, "NOISE", 0.0)
+    monkeypatch.setattr(demo, "SIZES", (2000, 500, 500, 500))
+    data = demo._digits()
+
+    def shapes(part):
+        """Wherever they are in the image."""
+        rows = [image[0][image[0].amax(1) > -1][:, image[0].amax(0) > -1] for image in part.images]
+        return {(tuple(shape.shape), tuple(shape.flatten().tolist())) for shape in rows}
+
+    trained = shapes(data.train)
+    assert 500 < len(trained) <= 900
+    assert not trained & shapes(data.test)
+    assert shapes(data.calibration) & shapes(data.certification)  # drawn alike
+    assert float(data.train.images.min()) == -1
+    assert len(data.test.labels.unique()) == 10
 
 
 def test_without_scikit_learn(refused, monkeypatch, tmp_path):

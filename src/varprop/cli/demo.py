@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ GARMENTS = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt
 WIDTH, EPOCHS, BATCH = 256, 25, 256
 ADAMW: dict[str, Any] = {"lr": 4e-3, "weight_decay": 0.05}
 SHOWN = 400  # test images in the report
+SIZES = (8000, 1000, 20_000, 10_000)
+"""Images to train on, until nearly all are known by heart; few to calibrate with; many to certify and to test."""
+NOISE = 0.7  # standard deviation, in digits from −1 to 1
 
 
 class Part(NamedTuple):
@@ -75,14 +79,13 @@ def read_data(folder: Path | None = None) -> DataSet:
 
 
 def _fashion(folder: Path) -> DataSet:
-    """Images to train on until nearly all are known by heart, few to calibrate with, many to certify and to test."""
     images, labels = (
         torch.cat([_idx(folder / f"{part}-{kind}.gz", start) for part in ("train", "t10k")])
         for kind, start in (("images-idx3-ubyte", 16), ("labels-idx1-ubyte", 8))
     )
     images = images.view(-1, 1, 28, 28).float() / 127.5 - 1
     order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))
-    chosen = (*order[:29_000].split((8000, 1000, 20_000)), torch.arange(60_000, 70_000))
+    chosen = (*order[: sum(SIZES[:3])].split(SIZES[:3]), torch.arange(60_000, 60_000 + SIZES[3]))
     parts = [Part(images[some], labels[some].long()) for some in chosen]
     return DataSet("fashion-mnist", "Fashion-MNIST (small MLP, AdamW)", GARMENTS, *parts)
 
@@ -93,15 +96,29 @@ def _idx(path: Path, start: int) -> Tensor:
 
 
 def _digits() -> DataSet:
+    """Images of scikit-learn's digits, shifted and with noise: those to train on of one half of the digits, all others,
+    which are alike, of the other half.
+    """
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
         raise InputError("the digits come with scikit-learn: pip install 'varprop[demo]'") from None
     data = load_digits()
-    images, labels = torch.tensor(data.images).float().unsqueeze(1) / 8 - 1, torch.tensor(data.target)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    parts = [Part(images[some], labels[some]) for some in order.split((300, 300, 600, 597))]
-    return DataSet("digits", "Digits (small MLP, AdamW)", tuple(map(str, range(10))), *parts)
+    images, labels = torch.tensor(data.images).float() / 8 - 1, torch.tensor(data.target)
+    generator = torch.Generator().manual_seed(0)
+    known, new = torch.randperm(len(labels), generator=generator).split((900, len(labels) - 900))
+
+    def draw(digits: Tensor, count: int) -> Part:
+        chosen = digits[torch.randint(len(digits), (count,), generator=generator)]
+        places = torch.randint(3, (2, count), generator=generator)
+        scenes = NOISE * torch.randn(count, 1, 10, 10, generator=generator) - 1
+        for down, right in itertools.product(range(3), repeat=2):
+            here = (places[0] == down) & (places[1] == right)
+            scenes[here, 0, down : down + 8, right : right + 8] += images[chosen[here]] + 1
+        return Part(scenes.clamp(-1, 1), labels[chosen])
+
+    parts = [draw(known if part == 0 else new, count) for part, count in enumerate(SIZES)]
+    return DataSet("noisy-digits", "Digits, shifted and noisy (small MLP, AdamW)", tuple(map(str, range(10))), *parts)
 
 
 def train(part: Part, seed: int) -> tuple[nn.Module, torch.optim.AdamW]:
