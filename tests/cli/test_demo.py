@@ -24,7 +24,7 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "FASHION", tmp_path / "nothing")
     monkeypatch.setattr(demo, "EPOCHS", 15)
     monkeypatch.setattr(demo, "WIDTH", 32)
-    monkeypatch.setattr(demo, "SIZES", (300, 300, 600, 597))
+    monkeypatch.setattr(demo, "SIZES", (2000, 300, 600, 597))
     monkeypatch.setattr(demo, "NOISE", 0.1)
     # What a test has changed holds in a thread, and would not in another process.
     monkeypatch.setattr(demo, "ProcessPoolExecutor", lambda workers, _: ThreadPoolExecutor(workers))
