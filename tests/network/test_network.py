@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 import threading
 import warnings
 
@@ -360,6 +361,39 @@ def test_a_first_call_from_several_threads(monkeypatch):
     assert len(found) == 4
     for moments in found:
         torch.testing.assert_close(moments, expected)
+
+
+@pytest.fixture
+def threads_that_take_turns():
+    """Every few microseconds: what two of them can do to each other, they do."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("threads_that_take_turns")
+def test_first_calls_of_two_networks_of_one_model():
+    """While it is captured, a model has hooks and tensors of the network that captures it."""
+    model, x, together = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval(), torch.randn(5, 4), {}
+    mean = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    other = {name: tensor + 0.5 for name, tensor in mean.items()}
+    posteriors = [
+        vp.Posterior.from_tensors(each, {k: 0.01 * v.abs() for k, v in mean.items()}) for each in (mean, other)
+    ]
+    expected = [vp.propagate(model, posterior)(x) for posterior in posteriors]
+    ready = threading.Barrier(2)
+
+    def call(place):
+        ready.wait()
+        together[place] = vp.propagate(model, posteriors[place])(x)
+
+    threads = [threading.Thread(target=call, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close([together[place] for place in range(2)], expected)
 
 
 class Interrupted(nn.Module):

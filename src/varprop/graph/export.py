@@ -48,7 +48,7 @@ LOGGERS = (
     "torch._subclasses.fake_tensor",
 )
 
-_one_at_a_time = threading.RLock()  # torch's exporter has a state of its own, and there is one stderr
+_one_at_a_time = threading.RLock()  # torch's tracer, its settings, warnings and stderr are of the whole process
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def export(lifting: Lifting, call: Call, sizes: list[tuple[Size, ...]], values: 
     examples = tuple(map(example_input, call.inputs, sizes))
     model = Model(lifting, call.structure, None if values is None else ValueReads(values))
     with watched(lifting.model, lambda kind, path, x: annotate(x, kind, path)), Unrolled():
-        with _one_at_a_time, _silent_if_it_fails():
+        with _silent_if_it_fails():
             program = torch.export.export(model, examples, strict=False, dynamic_shapes=(dynamic_shapes(sizes),))
         _drop_dropout(program.graph)
         composites = _composites(program.graph, lifting.rules)
@@ -186,12 +186,14 @@ def _without_logs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Plain float maths without autograd, and without torch's logs and warnings about its own internals.
+    """Plain float maths without autograd, and without torch's logs and warnings about its own internals; in one thread
+    at a time, because a model that is captured has hooks and other tensors than its own.
 
     Also without the fast path of ``nn.TransformerEncoder``, which no graph holds: it skips padded tokens and returns
     zeros for them, where the plain path returns what nobody should read.
     """
     with (
+        _one_at_a_time,
         contextlib.ExitStack() as after,
         _without_logs(),
         warnings.catch_warnings(action="ignore"),
