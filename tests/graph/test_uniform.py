@@ -66,6 +66,23 @@ def test_it_is_the_same_as_the_product(name, monkeypatch):
     assert products(net) < products(written_out)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+def test_a_layer_without_outputs():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.none, self.some = nn.Linear(4, 0), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.some(x) + self.none(x).sum(-1, keepdim=True)
+
+    torch.manual_seed(0)
+    model, x = Empty().eval(), torch.randn(2, 4)
+    result = vp.propagate(model, vp.Posterior.isotropic(model, std=0.1))(x)
+    expected = 0.01 * (x.square().sum(-1, keepdim=True) + 1).expand(2, 3)
+    torch.testing.assert_close(result.var, expected)
+
+
 def test_weights_that_are_loaded_may_be_of_another_kind():
     torch.manual_seed(0)
     model, shape = MODELS["linear"]

@@ -36,7 +36,7 @@ def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
 
 
 def _is_uniform(var: Tensor) -> bool:
-    return not var.is_meta and bool((var == var.flatten()[0]).all())
+    return not var.is_meta and var.numel() > 0 and bool((var == var.flatten()[0]).all())
 
 
 def _fits(node: fx.Node) -> bool:
