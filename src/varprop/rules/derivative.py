@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -36,11 +37,25 @@ def _power(x: Tensor, exponent: float) -> Tensor:
     return exponent * x ** (exponent - 1) if exponent else torch.zeros_like(x)
 
 
-def _clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+def _inside(x: Tensor, lower: Any, upper: Any) -> Tensor:
     inside = torch.ones_like(x)
-    if min is not None:
-        inside = inside * (x >= min)
-    return inside if max is None else inside * (x <= max)
+    if lower is not None:
+        inside = inside * (x >= lower)
+    return inside if upper is None else inside * (x <= upper)
+
+
+# The bounds of ops that clamp, given their further arguments.
+BOUNDS: dict[Any, Callable[..., tuple[Any, Any]]] = {
+    **dict.fromkeys((aten.clamp.default, aten.clamp.Tensor), lambda min=None, max=None: (min, max)),
+    **dict.fromkeys((aten.clamp_max.default, aten.clamp_max.Tensor), lambda max: (None, max)),
+    **dict.fromkeys((aten.clamp_min.default, aten.clamp_min.Tensor), lambda min: (min, None)),
+    aten.hardtanh.default: lambda min_val=-1, max_val=1: (min_val, max_val),
+    aten.relu6.default: lambda: (0.0, 6.0),
+}
+
+
+def _clamp(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _inside(x, *BOUNDS[op](*args, **kwargs))
 
 
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
@@ -57,6 +72,7 @@ def _sinc(x: Tensor) -> Tensor:
 
 # f'(x), with the op's own further arguments.
 UNARY: dict[Any, Callable[..., Tensor]] = {
+    **{op: functools.partial(_clamp, op) for op in BOUNDS},
     aten.abs.default: torch.sign,
     aten.acos.default: lambda x: -torch.rsqrt(1 - x * x),
     aten.acosh.default: lambda x: torch.rsqrt((x * x - 1).abs()),
@@ -65,12 +81,6 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.atan.default: lambda x: 1 / (1 + x * x),
     aten.atanh.default: lambda x: 1 / (1 - x * x),
     aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1.0 / alpha),
-    aten.clamp.default: _clamp,
-    aten.clamp.Tensor: _clamp,
-    aten.clamp_max.Tensor: lambda x, max: _clamp(x, None, max),
-    aten.clamp_min.Tensor: _clamp,
-    aten.clamp_max.default: lambda x, max: _clamp(x, None, max),
-    aten.clamp_min.default: _clamp,
     aten.cos.default: lambda x: -torch.sin(x),
     aten.cosh.default: torch.sinh,
     aten.deg2rad.default: lambda x: torch.full_like(x, math.pi / 180),
@@ -87,9 +97,8 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
         torch.ones_like(x), x, approximate=approximate
     ),
     aten.hardshrink.default: lambda x, lambd=0.5: (x.abs() > lambd).to(x.dtype),
-    aten.hardsigmoid.default: lambda x: _clamp(x, -3, 3) / 6,
+    aten.hardsigmoid.default: lambda x: _inside(x, -3, 3) / 6,
     aten.hardswish.default: lambda x: aten.hardswish_backward(torch.ones_like(x), x),
-    aten.hardtanh.default: lambda x, min_val=-1.0, max_val=1.0: _clamp(x, min_val, max_val),
     aten.leaky_relu.default: lambda x, negative_slope=0.01: torch.where(x > 0, 1.0, negative_slope).to(x.dtype),
     aten.lgamma.default: torch.digamma,
     aten.log.default: torch.reciprocal,
@@ -104,7 +113,6 @@ UNARY: dict[Any, Callable[..., Tensor]] = {
     aten.rad2deg.default: lambda x: torch.full_like(x, 180 / math.pi),
     aten.reciprocal.default: lambda x: -1 / (x * x),
     aten.relu.default: lambda x: (x > 0).to(x.dtype),
-    aten.relu6.default: lambda x: _clamp(x, 0, 6),
     aten.rsqrt.default: lambda x: -0.5 * x.rsqrt() / x,
     aten.selu.default: lambda x: _elu(x, SELU_ALPHA, SELU_SCALE),
     aten.sigmoid.default: lambda x: torch.sigmoid(x) * torch.sigmoid(-x),
@@ -151,20 +159,12 @@ DERIVATIVES = UNARY | BINARY
 AFFINE = BINARY.keys() | {aten.neg.default}
 
 # Straight lines between bends.
-STRAIGHT = {
+STRAIGHT = BOUNDS.keys() | {
     aten.abs.default,
-    aten.clamp.default,
-    aten.clamp.Tensor,
-    aten.clamp_max.default,
-    aten.clamp_max.Tensor,
-    aten.clamp_min.default,
-    aten.clamp_min.Tensor,
     aten.hardshrink.default,
     aten.hardsigmoid.default,
-    aten.hardtanh.default,
     aten.leaky_relu.default,
     aten.relu.default,
-    aten.relu6.default,
     aten.softshrink.default,
     aten.threshold.default,
 }

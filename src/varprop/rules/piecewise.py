@@ -13,6 +13,7 @@ from torch import Tensor
 
 from varprop.errors import RuleError
 from varprop.moments import Moments, is_random, mean_of
+from varprop.rules.derivative import BOUNDS
 from varprop.rules.normal import distance, floored, in_float32, is_coarse, pdf, promote, ramp, rectified, restore, tail
 from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
 
@@ -163,33 +164,34 @@ def piecewise_activation(op: Op, x: Moments, *args: Any, **kwargs: Any) -> Momen
     return piecewise(x, op(x.mean, *args, **kwargs), *PIECES[op](*args, **kwargs))
 
 
-@rule(aten.clamp.default, aten.clamp.Tensor, approximation=None, scaled=True)
-def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+@rule_for_each(*BOUNDS, approximation=None, scaled=True)
+def clamp(op: Op, x: Any, *args: Any, **kwargs: Any) -> Any:
     """min(max(x, lower), upper), either of which may be missing, or be a tensor; neither may be random."""
-    if not is_random(x) or is_random(min) or is_random(max):
+    lower, upper = BOUNDS[op](*args, **kwargs)
+    if not is_random(x) or is_random(lower) or is_random(upper):
         return NotImplemented
-    if max is None:
-        return _from_below(x, min)
-    if min is None:
-        return _from_above(x, max)
-    if isinstance(min, Tensor) or min < -FAR or max > FAR:
-        return _within_reach(x, min, max)
-    lower = min if min < max else max  # torch lets the upper bound win
-    return piecewise(x, x.mean.clamp(min, max), (lower, max), ((lower,), (0.0, 1.0), (max,)))
+    if upper is None:
+        return _from_below(x, lower)
+    if lower is None:
+        return _from_above(x, upper)
+    if isinstance(lower, Tensor) or lower < -FAR or upper > FAR:
+        return _within_reach(x, lower, upper)
+    least = min(lower, upper)  # torch lets the upper bound win
+    return piecewise(x, x.mean.clamp(lower, upper), (least, upper), ((least,), (0.0, 1.0), (upper,)))
 
 
 @in_float32
-def _from_below(x: Moments, min: Any) -> Moments:
+def _from_below(x: Moments, lower: Any) -> Moments:
     """max(x, lower) = lower + relu(x − lower)."""
-    above = Moments(x.mean - min, x.var)
-    return Moments(x.mean.clamp(min=min) + ramp(*above).excess, relu(above).var)
+    above = Moments(x.mean - lower, x.var)
+    return Moments(x.mean.clamp(min=lower) + ramp(*above).excess, relu(above).var)
 
 
 @in_float32
-def _from_above(x: Moments, max: Any) -> Moments:
+def _from_above(x: Moments, upper: Any) -> Moments:
     """min(x, upper) = upper − relu(upper − x)."""
-    below = Moments(max - x.mean, x.var)
-    return Moments(x.mean.clamp(max=max) - ramp(*below).excess, relu(below).var)
+    below = Moments(upper - x.mean, x.var)
+    return Moments(x.mean.clamp(max=upper) - ramp(*below).excess, relu(below).var)
 
 
 @in_float32
@@ -200,21 +202,6 @@ def _within_reach(x: Moments, *bounds: Any) -> Moments:
     upper = torch.minimum(high, reach)
     lower = torch.minimum(torch.maximum(low, -reach), upper)
     return piecewise(x, x.mean.clamp(low, high), (lower, upper), ((lower,), (0.0, 1.0), (upper,)))
-
-
-# The bounds of ops that clamp, given their further arguments.
-BOUNDS: dict[Any, Callable[..., tuple[Any, Any]]] = {
-    **dict.fromkeys((aten.clamp_max.default, aten.clamp_max.Tensor), lambda max: (None, max)),
-    **dict.fromkeys((aten.clamp_min.default, aten.clamp_min.Tensor), lambda min: (min, None)),
-    aten.hardtanh.default: lambda min_val=-1, max_val=1: (min_val, max_val),
-    aten.relu6.default: lambda: (0.0, 6.0),
-}
-
-
-@rule_for_each(*BOUNDS, approximation=None, scaled=True)
-def clamp_to_bounds(op: Op, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """clamp by ``BOUNDS``."""
-    return clamp(x, *BOUNDS[op](*args, **kwargs))
 
 
 def _step(x: Moments, value: Tensor) -> Moments:
@@ -244,4 +231,4 @@ def sign(x: Moments) -> Moments:
     return Moments(2 * y.mean - 1, 4 * y.var)
 
 
-PIECEWISE = RuleSet(relu, leaky_relu, absolute, prelu, piecewise_activation, clamp, clamp_to_bounds, heaviside, sign)
+PIECEWISE = RuleSet(relu, leaky_relu, absolute, prelu, piecewise_activation, clamp, heaviside, sign)
