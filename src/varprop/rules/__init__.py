@@ -13,8 +13,10 @@ pooling         pooling, interpolation, sampling at positions
 fourier         Fourier transforms, complex numbers
 structural      ops that move or copy entries; comparisons and rounding, where variance ends
 activation      all activations, by their files: piecewise (ReLU, clamp, Hardswish …), gelu, logistic (sigmoid, tanh,
-                SiLU, softplus), exponential_linear (ELU and its kin), elementary (exp, sin, powers, Mish …)
-delta           what has no moments, or several arguments, linearised: log, acos, atan2, hypot …
+                SiLU, softplus), exponential_linear (ELU and its kin), elementary (exp, sin, powers, Mish …);
+                and what has no moments and is linearised, by its derivative: log, acos …
+derivative      derivatives of elementwise functions
+delta           functions of several tensors, linearised: atan2, hypot, xlogy …
 streamlining    the baseline's rules for activations, norms and maxima
 factored_*      FACTORED's rules for layers and for ops that move entries
 """
@@ -25,10 +27,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from varprop.rules import streamlining
-from varprop.rules.activation import ACTIVATION
+from varprop.rules.activation import ACTIVATION, LINEARISED
 from varprop.rules.arithmetic import ARITHMETIC
 from varprop.rules.attention import ATTENTION
-from varprop.rules.delta import LINEARISED
+from varprop.rules.delta import SEVERAL
 from varprop.rules.factored_layers import layers
 from varprop.rules.factored_structural import REARRANGING
 from varprop.rules.fourier import FOURIER
@@ -57,6 +59,7 @@ CVP = RuleSet(
     FOURIER,
     ORDER,
     LINEARISED,
+    SEVERAL,
     name="CVP",
 )
 """The paper's rules: exact activation moments, expectation-based normalisation."""

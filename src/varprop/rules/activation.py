@@ -9,8 +9,9 @@ from torch import Tensor, fx
 
 from varprop.moments import Moments
 from varprop.rules import functions
-from varprop.rules.arithmetic import expanded, multiply
-from varprop.rules.derivative import differences, differentiate, is_affine
+from varprop.rules.arithmetic import multiply
+from varprop.rules.delta import delta_of_chain, tangent
+from varprop.rules.derivative import AFFINE, UNARY, differences, is_affine
 from varprop.rules.elementary import ELEMENTARY
 from varprop.rules.exponential_linear import EXPONENTIAL_LINEAR
 from varprop.rules.gelu import gelu
@@ -27,8 +28,7 @@ aten = torch.ops.aten
 def chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
     """f(x), a chain of elementwise ops with one random input: E f and Var f by quadrature."""
     if is_affine(body):
-        value, slope = differentiate(body, x.mean, *constants)
-        return expanded(value, slope * slope * x.var)
+        return delta_of_chain(body, x, *constants)
     return integrate(lambda points: body(points, *constants), x, lambda x, step: differences(body, x, step, *constants))
 
 
@@ -49,6 +49,10 @@ ACTIVATION = RuleSet(
     *(PIECEWISE, gelu, LOGISTIC, EXPONENTIAL_LINEAR, ELEMENTARY, glu_rule(sigmoid), chain),
     name="activations",
 )
+
+
+LINEARISED = RuleSet(*(tangent(op) for op in UNARY if op not in ACTIVATION and op not in AFFINE), name="linearised")
+"""What is not defined everywhere, or has no moments: all other functions of one tensor whose derivative is known."""
 
 
 PROBIT = "variance off by 0.8 to 4.4 times for |μ| ≤ 3 and small v, by thousands in the tails"

@@ -1,4 +1,4 @@
-"""The Delta method: functions that have no moments, and functions of several tensors, linearised at the mean."""
+"""The Delta method: functions linearised at the mean, of one tensor or of several."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, fx
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import expanded
-from varprop.rules.derivative import UNARY
+from varprop.rules.derivative import UNARY, differentiate
 from varprop.rules.normal import in_float32
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule, rule_for_each
 
@@ -33,27 +34,6 @@ def delta(op: Op, x: Moments, *args: Any, **kwargs: Any) -> Moments:
     return Moments(op(x.mean, *args, **kwargs), slope * slope * x.var)
 
 
-# Not defined everywhere, or without moments where they are.
-SINGULAR = (
-    aten.acos.default,
-    aten.acosh.default,
-    aten.asin.default,
-    aten.atanh.default,
-    aten.digamma.default,
-    aten.erfinv.default,
-    aten.frac.default,
-    aten.lgamma.default,
-    aten.log.default,
-    aten.log10.default,
-    aten.log1p.default,
-    aten.log2.default,
-    aten.logit.default,
-    aten.reciprocal.default,
-    aten.rsqrt.default,
-    aten.tan.default,
-)
-
-
 def _arc_tangent(y: Any, x: Any) -> tuple[Any, ...]:
     square = x * x + y * y
     return x / square, -y / square
@@ -67,6 +47,12 @@ def _power(x: Any, exponent: Any) -> tuple[Any, ...]:
 def _shares(gap: Any) -> tuple[Any, ...]:
     """Of eˣ and of eʸ in their sum, given x − y; −∞ in both is a mask."""
     return torch.sigmoid(gap).nan_to_num(0.0), torch.sigmoid(-gap).nan_to_num(0.0)
+
+
+def delta_of_chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
+    """f(μ), f'(μ)² Σ of a chain of ops."""
+    value, slope = differentiate(body, x.mean, *constants)
+    return expanded(value, slope * slope * x.var)
 
 
 # ∂f/∂x for each argument x, given the arguments; what belongs to a number is not used.
@@ -106,4 +92,4 @@ def argument(z: Moments) -> Any:
     return delta_of_several[aten.atan2.default](Moments(z.mean.imag, z.var.imag), Moments(z.mean.real, z.var.real))
 
 
-LINEARISED = RuleSet(*map(tangent, SINGULAR), delta_of_several, argument, name="linearised")
+SEVERAL = RuleSet(delta_of_several, argument, name="linearised in several arguments")

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, fx
 
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import activation, functions
-from varprop.rules.arithmetic import expanded
-from varprop.rules.delta import DELTA, tangent
-from varprop.rules.derivative import differentiate
+from varprop.rules.delta import DELTA, delta_of_chain, tangent
 from varprop.rules.maxima import max_rules
 from varprop.rules.normalization import norm_rules
 from varprop.rules.reduction import DECIDED_LARGEST
@@ -21,11 +18,7 @@ from varprop.rules.vector_norms import vector_norm_rules
 aten = torch.ops.aten
 
 
-@rule(functions.elementwise, approximation=DELTA, scaled=True)
-def chain(body: fx.GraphModule, x: Moments, *constants: Tensor) -> Moments:
-    """f(μ), f'(μ)² Σ of a chain of ops."""
-    value, slope = differentiate(body, x.mean, *constants)
-    return expanded(value, slope * slope * x.var)
+chain = rule(functions.elementwise, approximation=DELTA, scaled=True)(delta_of_chain)
 
 
 @rule(aten.prelu.default, approximation=DELTA, scaled=True)
