@@ -19,14 +19,14 @@ aten = torch.ops.aten
 
 def affine(op: Callable[..., Tensor], x: Any, weight: Any, bias: Any = None) -> Any:
     """``op(x, weight, bias)``, bilinear in x and weight. The bias rides on the first call of each moment."""
+    if not is_random(weight):
+        x = as_moments(x)  # where the bias alone is random, too
     mean = op(mean_of(x), mean_of(weight), mean_of(bias))
     bias_var = bias.var if is_random(bias) else None
     parts = [op(x.var, second_moment(weight), bias_var)] if is_random(x) else []
     if is_random(weight):
         parts.append(op(mean_of(x) * mean_of(x), weight.var, None if parts else bias_var))
-    if parts:
-        return Moments(mean, sum(parts[1:], parts[0]))
-    return add(op(x, weight, None), bias)  # only the bias is random
+    return Moments(mean, sum(parts[1:], parts[0]))
 
 
 @rule(aten.linear.default, approximation=None, mixes=True)
@@ -59,11 +59,7 @@ def add_matmul(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float 
 )
 def convolution(op: Op, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
     """y = W ∗ x + b: the linear layer's rule. Exact."""
-    if bias is None or not is_random(bias) or is_random(x) or is_random(weight):
-        return affine(lambda x, w, b: op(x, w, b, *args, **kwargs), x, weight, bias)
-    channels = (-1, *[1] * (weight.ndim - 2))
-    shaped = Moments(bias.mean.reshape(channels), bias.var.reshape(channels))
-    return add(op(x, weight, None, *args, **kwargs), shaped)
+    return affine(lambda x, w, b: op(x, w, b, *args, **kwargs), x, weight, bias)
 
 
 CONJUGATING = aten.vdot.default, aten.linalg_vecdot.default
