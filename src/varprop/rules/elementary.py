@@ -12,6 +12,7 @@ from torch import Tensor
 from varprop.moments import Moments
 from varprop.rules.arithmetic import multiply
 from varprop.rules.delta import DELTA, tangent
+from varprop.rules.derivative import UNARY
 from varprop.rules.normal import expm1, in_float32
 from varprop.rules.quadrature import integrate, integrate_op
 from varprop.rules.ruleset import Op, RuleSet, rule, rule_for_each
@@ -69,16 +70,13 @@ def integrated(op: Op, x: Moments) -> Moments:
     return integrate_op(op, x)
 
 
-@rule(aten.deg2rad.default, approximation=None)
-def to_radians(x: Moments) -> Moments:
-    """π x/180."""
-    return multiply(x, math.pi / 180)
+UNITS: dict[Any, float] = {aten.deg2rad.default: math.pi / 180, aten.rad2deg.default: 180 / math.pi}
 
 
-@rule(aten.rad2deg.default, approximation=None)
-def to_degrees(x: Moments) -> Moments:
-    """180 x/π."""
-    return multiply(x, 180 / math.pi)
+@rule_for_each(*UNITS, approximation=None)
+def change_unit(op: Op, x: Moments) -> Moments:
+    """π x/180, or 180 x/π."""
+    return multiply(x, UNITS[op])
 
 
 LEGENDRE = zip(*np.polynomial.legendre.leggauss(6), strict=True)
@@ -111,23 +109,12 @@ def complementary_erf(x: Moments) -> Moments:
     return Moments(torch.erfc(x.mean * torch.rsqrt(1 + 2 * x.var)), erf(x).var)
 
 
-@rule(aten.sin.default, approximation=None, scaled=True)
+@rule_for_each(aten.sin.default, aten.cos.default, approximation=None, scaled=True)
 @in_float32
-def sine(x: Moments) -> Moments:
-    """sin x. With q = e^(−v): mean = √q sin μ, var = (1 − q) [(1 − q)/2 + q cos² μ]."""
-    return _wave(x, torch.sin(x.mean), torch.cos(x.mean))
-
-
-@rule(aten.cos.default, approximation=None, scaled=True)
-@in_float32
-def cosine(x: Moments) -> Moments:
-    """cos x. With q = e^(−v): mean = √q cos μ, var = (1 − q) [(1 − q)/2 + q sin² μ]."""
-    return _wave(x, torch.cos(x.mean), torch.sin(x.mean))
-
-
-def _wave(x: Moments, value: Tensor, slope: Tensor) -> Moments:
-    lost = -expm1(-x.var)
-    return Moments(torch.exp(-0.5 * x.var) * value, lost * (0.5 * lost + (1 - lost) * slope.square()))
+def wave(op: Op, x: Moments) -> Moments:
+    """f(x) = sin x or cos x. With q = e^(−v): mean = √q f(μ), var = (1 − q) [(1 − q)/2 + q f'(μ)²]."""
+    lost, slope = -expm1(-x.var), UNARY[op](x.mean)
+    return Moments(torch.exp(-0.5 * x.var) * op(x.mean), lost * (0.5 * lost + (1 - lost) * slope.square()))
 
 
 def _is_natural(exponent: float) -> bool:
@@ -206,6 +193,6 @@ def square(x: Moments) -> Moments:
 
 
 ELEMENTARY = RuleSet(
-    *(exponential, exponential_of_two, exponential_minus_one, hyperbolic_sine, hyperbolic_cosine, sine, cosine),
-    *(erf, complementary_erf, power, square, root, to_radians, to_degrees, integrated),
+    *(exponential, exponential_of_two, exponential_minus_one, hyperbolic_sine, hyperbolic_cosine, wave),
+    *(erf, complementary_erf, power, square, root, change_unit, integrated),
 )
