@@ -17,7 +17,7 @@ from torch import Tensor
 from varprop.moments import Moments, is_random, mean_of
 from varprop.rules import functions
 from varprop.rules.arithmetic import add, as_moments, multiply, second_moment
-from varprop.rules.normal import promote, restore
+from varprop.rules.normal import in_float32
 from varprop.rules.ruleset import Op, Rule, RuleSet, rule
 
 aten = torch.ops.aten
@@ -33,12 +33,15 @@ def centre(x: Moments, dims: Dims) -> Moments:
     return Moments(x.mean - x.mean.mean(dims, keepdim=True), (1 - 2 / size) * x.var + average / size)
 
 
-def scale_by_root(x: Moments, dims: Dims, eps: Any, statistic: Statistic) -> Moments:
-    """x / √(mean of the statistic + ε)."""
+@in_float32
+def scale_by_root(x: Moments, dims: Dims, eps: Any, statistic: Statistic, *, centred: bool = False) -> Moments:
+    """x / √(mean of the statistic + ε), x centred first if asked for."""
+    x = centre(x, dims) if centred else x
     factor = torch.rsqrt(statistic(x).mean(dims, keepdim=True) + mean_of(eps))
     return multiply(x, factor)
 
 
+@in_float32
 def divide_by_length(x: Moments, dims: Dims, statistic: Statistic, inside: Any, outside: Any, least: Any) -> Moments:
     """x / max(√(sum of the statistic + inside) + outside, least)."""
     length = (statistic(x).sum(dims, keepdim=True) + mean_of(inside)).sqrt() + mean_of(outside)
@@ -71,13 +74,12 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.rms_normalize)
     def rms_normalize(x: Any, dims: Dims, eps: Any) -> Moments:
         """x/√(mean x² + ε), written out: RMSNorm, filter response norm."""
-        return restore(scale_by_root(promote(as_moments(x)), dims, eps, statistic), like=x)
+        return scale_by_root(as_moments(x), dims, eps, statistic)
 
     @declare(functions.unit_length)
     def unit_length(x: Any, dims: Dims, inside: Any = 0.0, outside: Any = 0.0, least: Any = 0.0) -> Moments:
         """x/‖x‖, with an ε somewhere; E‖x‖² = Σ (μ² + v)."""
-        wide = promote(as_moments(x))
-        return restore(divide_by_length(wide, dims, statistic, inside, outside, least), like=x)
+        return divide_by_length(as_moments(x), dims, statistic, inside, outside, least)
 
     @declare(aten._weight_norm.default, scaled=False)
     def weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
@@ -88,8 +90,7 @@ def norm_rules(statistic: Statistic, *, frozen: str, name: str) -> RuleSet:
     @declare(functions.standardize)
     def standardize(x: Any, dims: Dims, eps: Any) -> Moments:
         """(x − x̄)/√(s² + ε), written out."""
-        centred = centre(promote(as_moments(x)), dims)
-        return restore(scale_by_root(centred, dims, eps, statistic), like=x)
+        return scale_by_root(as_moments(x), dims, eps, statistic, centred=True)
 
     modules = _module_rules(declare, rms_normalize, standardize)
     return RuleSet(rms_normalize, unit_length, weight_norm, standardize, *modules, name=name)
