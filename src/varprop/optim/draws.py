@@ -4,7 +4,8 @@ A step uses one draw or several. Between draws and steps the weights are the mea
 
     MEANS ─ enter a block ─▶ BLOCK ─ leave it ─▶ PENDING ─ step ─▶ MEANS      with optimizer.sampled_params(train=True):
     MEANS ─ train() ─▶ STANDING ─ step ─▶ MEANS                               loops that belong to a trainer
-                       STANDING ─ eval() ─▶ SUSPENDED ─ train() ─▶ STANDING   evaluation amid a step
+
+Amid a step, while the draw stands, eval() and train() put the means in place and the same sample back.
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ _SPENT = "_varprop_spent"
 
 
 class Phase(Enum):
-    """Where the weights are, and what step() would use."""
+    """What step() would use."""
 
     MEANS = "the weights are the means"
     BLOCK = "inside sampled_params()"
     PENDING = "after sampled_params(train=True), before step()"
     STANDING = "between train() and step()"
-    SUSPENDED = "between eval() and train(), amid a step"
 
 
 class Draws:
@@ -51,13 +51,14 @@ class Draws:
 
     @property
     def perturbed(self) -> bool:
-        return self.phase in (Phase.BLOCK, Phase.STANDING)
+        """Whether the weights are a sample now instead of the means."""
+        return self.phase is Phase.BLOCK or bool(self._sampled)
 
     @torch.inference_mode(False)  # or tensors made inside a user's inference_mode could never be trained
     @torch.no_grad()
     def arrange(self, groups: Sequence[dict[str, Any]], state: State) -> None:
         """Bring the arenas in line with the groups: parameters come, go, freeze and move."""
-        if self.phase in (Phase.PENDING, Phase.SUSPENDED):
+        if self.phase is not Phase.MEANS:
             return  # the draw under way keeps its parameters until step()
         rank = self.reduction.rank
         layout: list[tuple[Any, ...]] = [(rank, [id(group) for group in groups])]
@@ -89,7 +90,7 @@ class Draws:
                 after = self._roll_back(earlier)
             raise
         finally:
-            self._restore()
+            self.restore()
             self.phase = after
 
     @torch.no_grad()
@@ -125,7 +126,7 @@ class Draws:
         arena.perturb(noise)
 
     @torch.no_grad()
-    def _restore(self) -> None:
+    def restore(self) -> None:
         """The means of whatever has been perturbed, and of nothing else: the other means may be out of date."""
         for arena in self._sampled:
             arena.restore()
@@ -153,30 +154,25 @@ class Draws:
 
     @torch.no_grad()
     def sample_until_step(self) -> None:
-        """A new draw, or the one eval() suspended."""
+        """A new draw, or the one that stands, which eval() may have taken from the weights."""
         if self.phase is Phase.MEANS:
             self.refuse_foreign_gradients()
             try:
                 self._sample()
             except BaseException:
-                self._restore()
+                self.restore()
                 raise
             self.phase = Phase.STANDING
             return
         if all(p.grad is None for arena in self.arenas for p in arena.params):
             self.reduction.start(self.arenas)  # the gradients were thrown away: a skipped step
-        if self.phase is Phase.SUSPENDED:
-            self.phase = Phase.STANDING
+        if not self.perturbed:
             for arena in self.arenas:
                 self._perturb(arena, arena.noise)
 
     def forget(self) -> None:
         """Drop any draw that waits for step."""
         self.phase, self.count = Phase.MEANS, 0
-
-    def suspend(self) -> None:
-        self._restore()
-        self.phase = Phase.SUSPENDED
 
     def forget_gradients(self) -> None:
         """After zero_grad(): draws that wait for step() are void, the noise the weights carry is not."""
@@ -188,9 +184,9 @@ class Draws:
     @torch.no_grad()
     def consume(self) -> None:
         """Update means and curvatures with the draws at hand."""
-        if self.phase in (Phase.STANDING, Phase.SUSPENDED):
+        if self.phase is Phase.STANDING:
             self.reduction.gather(self.arenas)
-        if self.phase is not Phase.STANDING:
+        if not self.perturbed:
             for arena in self.arenas:
                 arena.accept_changes()
         for arena in self.arenas:

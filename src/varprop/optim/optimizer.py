@@ -111,7 +111,7 @@ class IVON(torch.optim.Optimizer):
         """
         if self.perturbed:
             raise SamplingError(f"the weights are a sample already ({self._draws.phase.value}): blocks do not nest")
-        if train and self._draws.phase is Phase.SUSPENDED:
+        if train and self._draws.phase is Phase.STANDING:
             raise SamplingError("a step begun with train() ends with step(); a block cannot add to it")
         if train:
             self._draws.reduction.refuse_unknown_replicas(self._params())
@@ -135,8 +135,7 @@ class IVON(torch.optim.Optimizer):
         """Put the means in place. ``train`` amid an unfinished step puts the same sample back."""
         if self._draws.phase is Phase.BLOCK:
             raise SamplingError("leave the sampled_params() block to get the means")
-        if self._draws.phase is Phase.STANDING:
-            self._draws.suspend()
+        self._draws.restore()
 
     def attach(self, model: nn.Module | None) -> None:
         """Average gradients and curvatures over the replicas of a DistributedDataParallel model.
@@ -164,7 +163,7 @@ class IVON(torch.optim.Optimizer):
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         if self._draws.phase is Phase.PENDING:
             raise SamplingError("step(closure) draws by itself: use it without sampled_params(train=True)")
-        if self._draws.phase in (Phase.STANDING, Phase.SUSPENDED):
+        if self._draws.phase is Phase.STANDING:
             self.train()
             try:
                 with torch.enable_grad():
