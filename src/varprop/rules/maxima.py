@@ -95,20 +95,18 @@ def max_rules(
         return turn(pair(turn(as_moments(x)), turn(as_moments(y))))
 
     @rule_for_each(
-        *(aten.amax.default, aten.max.default, aten.amin.default, aten.min.default), approximation=of_many, mixes=True
+        *(aten.amax.default, aten.max.default, aten.max.dim),
+        *(aten.amin.default, aten.min.default, aten.min.dim),
+        approximation=of_many,
+        mixes=True,
     )
-    def largest(op: Op, x: Moments, dim: Any = (), keepdim: bool = False) -> Moments:
-        """max over dims, or min."""
+    def largest(op: Op, x: Moments, dim: Any = (), keepdim: bool = False) -> Any:
+        """max over dims, or min; and, of a single dim, where it is for the mean."""
         turn = negate if op in MINIMA else as_moments
-        return turn(over(turn(x), dims_of(x.mean.ndim, dim), keepdim))
+        found = turn(over(turn(x), dims_of(x.mean.ndim, dim), keepdim))
+        return (found, op(x.mean, dim, keepdim)[1]) if op in (aten.max.dim, aten.min.dim) else found
 
-    @rule_for_each(aten.max.dim, aten.min.dim, approximation=of_many, mixes=True)
-    def largest_with_index(op: Op, x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, Tensor]:
-        """max over a dim, or min, and where it is; the index is the mean's."""
-        turn = negate if op in MINIMA else as_moments
-        return turn(over(turn(x), dims_of(x.mean.ndim, dim), keepdim)), op(x.mean, dim, keepdim)[1]
-
-    return RuleSet(larger_of_two, largest, largest_with_index, name=name)
+    return RuleSet(larger_of_two, largest, name=name)
 
 
 CLARK = (
