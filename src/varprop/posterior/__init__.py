@@ -1,7 +1,8 @@
 """Posterior: a diagonal Gaussian over named parameters, and where it comes from.
 
-Each source is a file with a function ``moments(model, …)`` that returns means and variances by parameter name, and a
-classmethod ``Posterior.from_…`` that calls it. The simplest, ``isotropic``, is in ``diagonal.py``.
+Each source is a file with a function ``moments(model, …)``, which is given the model below its wrappers and returns
+moments by its names, and a classmethod ``Posterior.from_…`` that calls it. The simplest, ``isotropic``, is in
+``diagonal.py``.
 """
 
 from varprop.posterior.gaussian import Posterior

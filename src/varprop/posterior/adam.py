@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from varprop.errors import OptimizerStateError, listing, shortened
-from varprop.posterior.binding import Tensors, check_model
+from varprop.moments import Moments
+from varprop.posterior.binding import Tensors
 from varprop.posterior.checkpoints import read_checkpoint
 from varprop.posterior.diagonal import check_one_device, check_positive, from_curvature
 from varprop.posterior.optimizer_state import Group, Options, kind_of, read_groups
@@ -22,9 +23,8 @@ _READABLE = "only Adam, AdamW, NAdam and RAdam keep a curvature in their state"
 
 def moments(
     model: nn.Module, source: Any, batch_size: float, examples: float | None, damping: float
-) -> tuple[Tensors, Tensors]:
-    """Means and variances by parameter name, from an optimizer, its state dict or a checkpoint of a trainer."""
-    model = check_model(model, "from_adam(model, optimizer)")
+) -> dict[str, Moments]:
+    """By parameter name, from an optimizer, its state dict or a checkpoint of a trainer."""
     check_positive(batch_size=batch_size, examples=examples, damping=damping)
     expected: list[list[str]] = []
     if isinstance(source, str | os.PathLike):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,9 @@ from varprop.posterior.names import did_you_mean
 from varprop.posterior.tensors import cast
 
 Tensors = dict[str, Tensor]
+
+# What DataParallel, DistributedDataParallel, AveragedModel and torch.compile put in front of the names.
+_PREFIXES = ("module.", "_orig_mod.")
 
 
 class Layout(NamedTuple):
@@ -47,6 +50,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def without_prefix(name: str, known: Container[str]) -> str:
+    """The name without what wrappers put in front of it, as far as that makes it a known one."""
+    while name not in known and name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
+    return name
+
+
 def check_model(model: Any, call: str) -> nn.Module:
     """``model``, or an error if the arguments are in the wrong order."""
     if not isinstance(model, nn.Module):
@@ -74,24 +84,20 @@ def mismatches(named: Mapping[str, Any], model: nn.Module) -> list[str]:
     return found
 
 
-def cast_to_model(model: nn.Module, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
-    """Means and variances in the dtype and on the device of the parameters they belong to.
+@torch.no_grad()
+def cast_to_model(model: nn.Module, moments: Mapping[str, Moments]) -> dict[str, Moments]:
+    """Moments in the dtype and on the device of the parameters they belong to.
 
     They are named as in the model below its wrappers, and returned by the names of the model given.
     """
     inner = unwrapped(model)
-    if problems := mismatches(mean, inner):
+    if problems := mismatches(moments, inner):
         headline = f"these weights do not fit {type(model).__name__}"
         raise PosteriorMismatchError(listing(headline, shortened(problems), "Give the model they were collected from."))
     parameters = dict(inner.named_parameters(remove_duplicate=False))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    means, variances = {}, {}
-    for name, tensor in mean.items():
-        parameter = parameters[name]
-        exact = Moments(tensor.detach(), var[name].detach())
-        given = names[id(parameter)]
-        means[given], variances[given] = cast(name, exact, parameter.device, parameter.dtype)
-    return means, variances
+    own = {name: parameters[name] for name in moments}
+    return {names[id(p)]: cast(name, moments[name], p.device, p.dtype) for name, p in own.items()}
 
 
 def bind(moments: Mapping[str, Moments], model: nn.Module) -> dict[str, Moments]:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from varprop.errors import CurvatureError, DeviceMismatchError, PosteriorError, SettingError, listing, shortened
 from varprop.moments import Moments
-from varprop.posterior.binding import Tensors, check_model
-from varprop.posterior.tensors import cast, widened
+from varprop.posterior.binding import Tensors
+from varprop.posterior.tensors import widened
 
 RELATIVE_STD = 0.1
 """Standard deviation of a weight without a width of its own, in units of the root mean square of all weights."""
@@ -19,9 +19,9 @@ RELATIVE_STD = 0.1
 Parameters = Mapping[str, nn.Parameter]
 
 
-def trainable(model: nn.Module, call: str) -> dict[str, nn.Parameter]:
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The floating point parameters that train, tied ones once, by the model's own names."""
-    parameters = dict(check_model(model, call).named_parameters())
+    parameters = dict(model.named_parameters())
     if lazy := [name for name, p in parameters.items() if nn.parameter.is_lazy(p)]:
         raise PosteriorError(f"{lazy[0]!r} is not initialised yet: call the model once first")
     found = {name: p for name, p in parameters.items() if p.requires_grad and p.is_floating_point()}
@@ -50,12 +50,12 @@ def check_positive(**options: float | None) -> None:
             raise SettingError(f"{name} is {value!r}: it must be a positive number")
 
 
-def isotropic(model: nn.Module, std: float | None) -> tuple[Tensors, Tensors]:
+def isotropic(model: nn.Module, std: float | None) -> dict[str, Moments]:
     """Means are the weights, the variance of each is std²."""
     check_positive(std=std)
-    parameters = trainable(model, "isotropic(model)")
+    parameters = trainable(model)
     var = (typical_std(parameters) if std is None else std) ** 2
-    return around(parameters, {name: torch.full_like(widened(p), var) for name, p in parameters.items()})
+    return {name: Moments(p, torch.full_like(widened(p), var)) for name, p in parameters.items()}
 
 
 def typical_std(parameters: Parameters) -> float:
@@ -74,7 +74,7 @@ def typical_std(parameters: Parameters) -> float:
 
 def from_curvature(
     curvature: Tensors, parameters: Parameters, examples: float | None, damping: float
-) -> tuple[Tensors, Tensors]:
+) -> dict[str, Moments]:
     """Means are the parameters, variances 1/(n (h + δ)), with δ = ``damping`` times the mean of h over all weights.
 
     ``examples`` is n. Without it n is what makes the mean variance that of ``typical_std``.
@@ -91,14 +91,7 @@ def from_curvature(
         width = typical_std({name: parameters[name] for name in curvature}) ** 2 / average
     else:
         width = 1 / (examples * mean)
-    return around(parameters, {name: s * width for name, s in shape.items()})
-
-
-def around(parameters: Parameters, var: Tensors) -> tuple[Tensors, Tensors]:
-    """Variances around the parameters as they are, in the dtype and on the device of each."""
-    means = {name: parameters[name].detach() for name in var}
-    exact = {name: Moments(means[name], v.to(means[name].device)) for name, v in var.items()}
-    return means, {name: cast(name, pair, None, pair.mean.dtype).var for name, pair in exact.items()}
+    return {name: Moments(parameters[name], s * width) for name, s in shape.items()}
 
 
 def _check_curvature(curvature: Mapping[str, Tensor]) -> None:

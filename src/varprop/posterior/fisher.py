@@ -17,6 +17,7 @@ from varprop.batch import Batch, read
 from varprop.errors import CurvatureError, InputError
 from varprop.graph.diagnostics import refuse_training
 from varprop.graph.output import Output, select_output
+from varprop.moments import Moments
 from varprop.posterior.binding import Tensors
 from varprop.posterior.diagonal import check_positive, from_curvature, trainable
 from varprop.posterior.likelihood import SOFTMAX, Likelihood
@@ -38,13 +39,13 @@ def moments(
     seed: int,
     output: Output,
     progress: bool,
-) -> tuple[Tensors, Tensors]:
-    """Means and variances by parameter name."""
+) -> dict[str, Moments]:
+    """By parameter name."""
     check_positive(examples=examples, damping=damping)
     likelihood = SOFTMAX if link is None else getattr(link, "likelihood", None)
     if not isinstance(likelihood, Likelihood):
         raise InputError(f"link is a {type(link).__name__}, not one of vp.links: Softmax(), Sigmoid(), Gaussian(std)")
-    parameters = trainable(model, "from_fisher(model, batches)")
+    parameters = trainable(model)
     refuse_training(model)
     generator = torch.Generator().manual_seed(seed)
     squares = _Squares(model, parameters, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,13 @@ class Posterior(Mapping[str, Moments]):
         return cls({name: Moments(pair.mean.clone(), pair.var.clone()) for name, pair in pairs.items()})
 
     @classmethod
+    def _read(cls, call: str, source: Callable[..., Mapping[str, Moments]], model: nn.Module, *args: Any) -> Posterior:
+        """What a source knows of a model, by its names, in its dtypes and on its devices; ``call`` is for messages."""
+        inner = binding.unwrapped(binding.check_model(model, call))
+        found = cls(binding.cast_to_model(model, source(inner, *args)))
+        return cls.from_tensors(found.mean, found.var)
+
+    @classmethod
     def from_ivon(cls, model: nn.Module, optimizer: Optimizer | Mapping[str, Any]) -> Posterior:
         """The posterior learnt by an IVON optimizer; ``optimizer`` may also be its ``state_dict()``.
 
@@ -46,7 +53,7 @@ class Posterior(Mapping[str, Moments]):
         ``model.named_parameters()``: without them its parameters are taken to be in the order of
         ``model.parameters()``, all of them or only the trainable ones; several groups are told apart by shapes.
         """
-        return cls.from_tensors(*ivon.moments(model, optimizer))
+        return cls._read("from_ivon(model, optimizer)", ivon.moments, model, optimizer)
 
     @classmethod
     def from_adam(
@@ -74,7 +81,8 @@ class Posterior(Mapping[str, Moments]):
         that of ``isotropic(model)``, and ``batch_size`` changes nothing: a trained network's gradients are so small
         that the number of examples alone often gives a posterior much too wide. Calibration finds the width.
         """
-        return cls.from_tensors(*adam.moments(model, optimizer, batch_size, examples, damping))
+        options = batch_size, examples, damping
+        return cls._read("from_adam(model, optimizer)", adam.moments, model, optimizer, *options)
 
     @classmethod
     def isotropic(cls, model: nn.Module, std: float | None = None) -> Posterior:
@@ -84,7 +92,7 @@ class Posterior(Mapping[str, Moments]):
         variance does little. Without ``std`` it is a tenth of the root mean square of the model's weight matrices.
         Calibration finds the width, ``restrict`` leaves layers out.
         """
-        return cls.from_tensors(*diagonal.isotropic(model, std))
+        return cls._read("isotropic(model)", diagonal.isotropic, model, std)
 
     @classmethod
     def from_fisher(
@@ -109,7 +117,8 @@ class Posterior(Mapping[str, Moments]):
         Variances are 1/(examples · (h + δ)), ``examples`` and ``damping`` as in ``from_adam``. Gradients of single
         examples are taken several at a time, or one by one for models that ``torch.func.vmap`` refuses.
         """
-        return cls.from_tensors(*fisher.moments(model, batches, link, examples, damping, seed, output, progress))
+        options = link, examples, damping, seed, output, progress
+        return cls._read("from_fisher(model, batches)", fisher.moments, model, batches, *options)
 
     @classmethod
     def from_laplace(cls, model: nn.Module, la: Any) -> Posterior:
@@ -120,7 +129,7 @@ class Posterior(Mapping[str, Moments]):
         temperature and noise are in. ``model`` is the fitted one, a copy of it, or the model inside a wrapper that
         was fitted.
         """
-        return cls.from_tensors(*laplace.moments(model, la))
+        return cls._read("from_laplace(model, la)", laplace.moments, model, la)
 
     @classmethod
     def from_swag(cls, model: nn.Module, source: swag.SWAG | Source, square: Source | None = None) -> Posterior:
@@ -134,7 +143,7 @@ class Posterior(Mapping[str, Moments]):
         a diagonal and a low-rank part. Buffers are the model's own: batch norm needs
         ``model.load_state_dict(posterior.mean, strict=False)`` and then ``swa_utils.update_bn(loader, model)``.
         """
-        return cls.from_tensors(*swag.moments(model, source, square))
+        return cls._read("from_swag(model, swag)", swag.moments, model, source, square)
 
     @classmethod
     def from_samples(cls, model: nn.Module, samples: Iterable[Source]) -> Posterior:
@@ -147,7 +156,7 @@ class Posterior(Mapping[str, Moments]):
         For samples around one mode: SGD iterates, MCMC draws, fine-tunings of one model. Not for deep ensembles:
         networks trained from different initialisations lie in different modes, and the mean of their weights in none.
         """
-        return cls.from_tensors(*moments_of(model, samples))
+        return cls._read("from_samples(model, samples)", moments_of, model, samples)
 
     @classmethod
     def from_vi(cls, model: nn.Module, bayesian: nn.Module) -> Posterior:
@@ -158,7 +167,7 @@ class Posterior(Mapping[str, Moments]):
         the same values in both: ``model.load_state_dict(bayesian.state_dict(), strict=False)`` copies them, and
         batch norm's statistics.
         """
-        return cls.from_tensors(*vi.moments(model, bayesian))
+        return cls._read("from_vi(model, bayesian)", vi.moments, model, bayesian)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Posterior:

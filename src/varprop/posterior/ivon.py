@@ -14,31 +14,28 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, listing, shortened
-from varprop.posterior.binding import Tensors, check_model
-from varprop.posterior.diagonal import around
+from varprop.moments import Moments
+from varprop.posterior.binding import Tensors
 from varprop.posterior.optimizer_state import Group, Options, kind_of, read_groups
 from varprop.posterior.tensors import widened
 
 
-def moments(model: nn.Module, source: Any) -> tuple[Tensors, Tensors]:
-    """Means and variances by parameter name. ``source`` is an optimizer or its state dict."""
-    model = check_model(model, "from_ivon(model, optimizer)")
+def moments(model: nn.Module, source: Any) -> dict[str, Moments]:
+    """By parameter name. ``source`` is an optimizer or its state dict."""
     if hasattr(source, "param_groups"):
         _refuse_sampled(source)
-    parameters: dict[str, nn.Parameter] = {}
-    var: Tensors = {}
+    found: dict[str, Moments] = {}
     problems: list[str] = []
     for index, group in enumerate(read_groups(model, source, "hess")):
-        parameters |= group.parameters
         try:
-            var |= _variances(group)
+            found |= {name: Moments(group.parameters[name], var) for name, var in _variances(group).items()}
         except PosteriorError as error:
             problems.append(f"group {index}: {error}")
     if problems:
         raise PosteriorError(listing(f"cannot read a posterior from this {kind_of(source)}", problems))
-    if not var:
+    if not found:
         raise PosteriorError(f"this {kind_of(source)} holds no parameters, so there is no posterior in it")
-    return around(parameters, var)
+    return found
 
 
 def _variances(group: Group) -> Tensors:

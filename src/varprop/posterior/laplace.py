@@ -13,26 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing
-from varprop.posterior.binding import Tensors, cast_to_model, check_model, mismatches, unwrapped
+from varprop.moments import Moments
+from varprop.posterior.binding import Tensors, mismatches
 
 _Named = list[tuple[str, nn.Parameter]]
 
 
-def moments(model: nn.Module, la: Any) -> tuple[Tensors, Tensors]:
-    """Means and variances by parameter name, as the library's own ``mean`` and ``posterior_variance``."""
-    model = check_model(model, "from_laplace(model, la)")
+def moments(model: nn.Module, la: Any) -> dict[str, Moments]:
+    """By parameter name, as the library's own ``mean`` and ``posterior_variance``."""
     subset = _diagonal_subset(la)
     if not getattr(la, "n_data", 0):
         raise PosteriorError(f"this {type(la).__name__} is not fitted: call la.fit(train_loader) first")
     fitted = _fitted(la, subset)
-    names = _names(unwrapped(model), la, fitted)
+    names = _names(model, la, fitted)
     mean, var = la.mean.detach().reshape(-1), la.posterior_variance.detach().reshape(-1)
     if subset == "subnetwork":  # its variances go among the zeros of all other weights
         var = torch.zeros_like(mean).index_copy(0, la.backend.subnetwork_indices.to(mean.device), var.to(mean))
     means, variances = (_split(flat, names, fitted, la) for flat in (mean, var))
     # A tensor without any entry in the subnetwork is deterministic as a whole.
-    random = {name: part for name, part in variances.items() if bool((part != 0).any())}
-    return cast_to_model(model, {name: means[name] for name in random}, random)
+    return {name: Moments(means[name], part) for name, part in variances.items() if bool((part != 0).any())}
 
 
 def _diagonal_subset(la: Any) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
+from varprop.posterior.binding import without_prefix
 from varprop.posterior.names import did_you_mean
 
 _REMEDY = (
@@ -104,6 +105,7 @@ def _saved_names(
     names = [name for group in groups for name in group.get("param_names", group["params"])]
     if len(names) == len(keys) and all(isinstance(name, str) for name in names):
         known = dict(model.named_parameters(remove_duplicate=False))
+        names = [without_prefix(name, known) for name in names]
         if unknown := [f"{name!r}{did_you_mean(name, known)}" for name in names if name not in known]:
             headline = f"the state dict names parameters {type(model).__name__} lacks"
             raise PosteriorMismatchError(listing(headline, unknown))

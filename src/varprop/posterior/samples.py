@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Layout, Tensors, cast_to_model, check_model, layout, unwrapped
+from varprop.moments import Moments
+from varprop.posterior.binding import Layout, Tensors, layout, unwrapped, without_prefix
 from varprop.posterior.file import contents
 from varprop.posterior.names import did_you_mean
 from varprop.posterior.running import Running
@@ -17,17 +18,14 @@ from varprop.posterior.tensors import nonfinite, unusable
 
 Source = nn.Module | Mapping[str, Tensor] | str | os.PathLike[str]
 
-# What DataParallel, DistributedDataParallel, AveragedModel and torch.compile put in front of the names.
-_PREFIXES = ("module.", "_orig_mod.")
 _NOT_OPENED = ". Other formats can run code and are not opened: pass torch.load(path, weights_only=True)."
 
 
-def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]:
-    """Means and unbiased variances by parameter name, in one pass that holds one sample at a time."""
-    model = check_model(model, "from_samples(model, samples)")
+def moments(model: nn.Module, samples: Iterable[Any]) -> dict[str, Moments]:
+    """With unbiased variances, by parameter name, in one pass that holds one sample at a time."""
     if isinstance(samples, nn.Module | Mapping | str | os.PathLike) or not isinstance(samples, Iterable):
         raise PosteriorError(f"from_samples(model, samples): samples are several, not one {type(samples).__name__}")
-    wanted = layout(unwrapped(model))
+    wanted = layout(model)
     running = Running()
     problems: list[str] = []
     for index, sample in enumerate(samples):
@@ -43,13 +41,13 @@ def moments(model: nn.Module, samples: Iterable[Any]) -> tuple[Tensors, Tensors]
         raise PosteriorMismatchError(listing(headline, problems))
     if running.count < 2:
         raise PosteriorError(f"a variance needs at least 2 samples, and there are {running.count}")
-    mean, var = cast_to_model(model, running.mean(), running.var(correction=1))
+    mean, var = running.mean(), running.var(correction=1)
     remedy = "state_dict() refers to the live weights, so copy them: copy.deepcopy(model.state_dict())"
     refuse_constant(var, f"the {running.count} samples", remedy)
     # What the samples share with the model is left out: a frozen backbone need not carry zeros through the network.
-    own = dict(model.named_parameters())
-    kept = [name for name in mean if bool((var[name] != 0).any() or (mean[name] != own[name].detach()).any())]
-    return {name: mean[name] for name in kept}, {name: var[name] for name in kept}
+    differs = {name: mean[name].to(p.device, p.dtype) != p.detach() for name, p in wanted.parameters.items()}
+    kept = [name for name in mean if bool((var[name] != 0).any() or differs[name].any())]
+    return {name: Moments(mean[name], var[name]) for name in kept}
 
 
 def refuse_constant(var: Mapping[str, Tensor], what: str, remedy: str) -> None:
@@ -62,8 +60,9 @@ def read(source: Any, wanted: Layout) -> tuple[Tensors, list[str]]:
     """The weights in ``source`` by the model's names, and all that is wrong with them. Buffers are left out."""
     weights: Tensors = {}
     problems = []
+    known = wanted.canonical.keys() | wanted.constants
     for key, tensor in _tensors_of(source).items():
-        name = _without_prefix(str(key), wanted)
+        name = without_prefix(str(key), known)
         if name in wanted.canonical:
             weights.setdefault(wanted.canonical[name], tensor)
         elif name not in wanted.constants and name != "n_averaged" and not name.endswith("_extra_state"):
@@ -83,12 +82,6 @@ def _tensors_of(source: Any) -> Mapping[str, Any]:
     if isinstance(source, str | os.PathLike):
         return contents(source, _NOT_OPENED)[1]
     raise PosteriorError(f"a {type(source).__name__} is no model, state dict or path of a safetensors file")
-
-
-def _without_prefix(name: str, wanted: Layout) -> str:
-    while name not in wanted.canonical and name not in wanted.constants and name.startswith(_PREFIXES):
-        name = name.partition(".")[2]
-    return name
 
 
 def _fault(tensor: Any, parameter: nn.Parameter) -> str | None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Tensors, cast_to_model, check_model, layout, mismatches, unwrapped
+from varprop.moments import Moments
+from varprop.posterior.binding import check_model, layout, mismatches, unwrapped
 from varprop.posterior.running import Running
 from varprop.posterior.samples import read, refuse_constant
 from varprop.posterior.tensors import nonfinite
@@ -68,43 +69,42 @@ class SWAG:
         for part in _PARTS:
             setattr(self._running, part, {name: state[f"{part}.{name}"].to(self._running.device) for name in names})
 
-    def moments(self) -> tuple[Tensors, Tensors]:
+    def moments(self) -> dict[str, Moments]:
         """Mean and population variance, S/n as in the paper, by parameter name."""
         if self.n_averaged < 2:
             raise PosteriorError(f"a variance needs at least 2 updates of SWAG, and there were {self.n_averaged}")
         mean, var = self._running.mean(), self._running.var(correction=0)
         refuse_constant(var, f"the weights of all {self.n_averaged} updates", "train between them")
-        return mean, var
+        return {name: Moments(mean[name], var[name]) for name in mean}
 
     def __repr__(self) -> str:
         return f"<SWAG: {self.n_averaged} updates, {len(self._running.origin)} tensors>"
 
 
-def moments(model: nn.Module, source: Any, square: Any = None) -> tuple[Tensors, Tensors]:
-    """Means and variances by parameter name, from a collector or from averages of w and of w²."""
-    model = check_model(model, "from_swag(model, swag)")
+def moments(model: nn.Module, source: Any, square: Any) -> dict[str, Moments]:
+    """By parameter name, from a collector or from averages of w and of w²."""
     if isinstance(source, SWAG):
         if square is not None:
             raise PosteriorError("a SWAG collector has the variance already: from_swag(model, swag)")
-        return cast_to_model(model, *source.moments())
+        return source.moments()
     if square is None:
         kind = type(source).__name__
         raise PosteriorError(
             f"a {kind} holds the mean only, from which no variance follows: collect with varprop's SWAG, "
             "or give the averages of the squares too, from_swag(model, mean, square)"
         )
-    return cast_to_model(model, *_from_averages(model, source, square))
+    return _from_averages(model, source, square)
 
 
-def _from_averages(model: nn.Module, first: Any, second: Any) -> tuple[Tensors, Tensors]:
-    wanted = layout(unwrapped(model))
+def _from_averages(model: nn.Module, first: Any, second: Any) -> dict[str, Moments]:
+    wanted = layout(model)
     (mean, wrong), (square, wrong_squares) = read(first, wanted), read(second, wanted)
     problems = [f"mean: {problem}" for problem in shortened(wrong)]
     problems += [f"square: {problem}" for problem in shortened(wrong_squares)]
     if problems:
         headline = f"these are no averages of the weights of {type(model).__name__}"
         raise PosteriorMismatchError(listing(headline, problems))
-    var = {}
+    found = {}
     for name in mean:
         # float64, which not every device has: the difference must not add a rounding error of its own.
         m, s = (tensor.detach().cpu().double() for tensor in (mean[name], square[name]))
@@ -114,7 +114,7 @@ def _from_averages(model: nn.Module, first: Any, second: Any) -> tuple[Tensors, 
         if wrong_count := int((difference < floor).sum()):
             least = float(difference.min())
             problems.append(f"{name!r}: negative in {wrong_count} of {m.numel()} entries (least {least:.3g})")
-        var[name] = difference.clamp(min=0)
+        found[name] = Moments(mean[name], difference.clamp(min=0))
     if problems:
         headline = "E[w²] − E[w]² is negative by more than rounding, so these are not averages of w and w²"
         remedy = (
@@ -122,4 +122,4 @@ def _from_averages(model: nn.Module, first: Any, second: Any) -> tuple[Tensors, 
             "squares by avg_fn: collect with varprop's SWAG."
         )
         raise PosteriorError(listing(headline, shortened(problems), remedy))
-    return mean, var
+    return found

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from varprop.errors import PosteriorError, PosteriorMismatchError, listing, shortened
-from varprop.posterior.binding import Layout, Tensors, cast_to_model, check_model, layout, mismatches, unwrapped
+from varprop.moments import Moments
+from varprop.posterior.binding import Layout, layout, mismatches, unwrapped
 from varprop.posterior.tensors import nonfinite, widened
 
 # The variance from what layers keep instead of it.
@@ -42,35 +43,33 @@ class _Random(NamedTuple):
     kind: str
 
 
-def moments(model: nn.Module, bayesian: nn.Module) -> tuple[Tensors, Tensors]:
-    """Means and variances of the random parameters, after checking that all others have the same values in both."""
-    model = check_model(model, "from_vi(model, bayesian)")
+def moments(model: nn.Module, bayesian: nn.Module) -> dict[str, Moments]:
+    """Of the random parameters, after checking that all others have the same values in both networks."""
     if not isinstance(bayesian, nn.Module):
         raise PosteriorError(f"from_vi(model, bayesian): a {type(bayesian).__name__} is no Bayesian network")
-    plain, bayesian = unwrapped(model), unwrapped(bayesian)
+    bayesian = unwrapped(bayesian)
     randoms, others = _inventory(bayesian)
     if not randoms:
         headline = f"no mean-field layers in this {type(bayesian).__name__}; its parameters are"
         own = [f"{name} {tuple(p.shape)}" for name, p in bayesian.named_parameters()]
         remedy = f"Known are layers with {_KNOWN}. Other layouts come in by from_tensors."
         raise PosteriorError(listing(headline, shortened(own), remedy))
-    wanted = layout(plain)
+    wanted = layout(model)
     found: dict[str, _Random] = {}
     problems = [*_unusable(randoms)]
     for random in randoms:
         name = _target(random.path, wanted.canonical)
         if found.setdefault(name, random) is not random:
             problems.append(f"{name!r} has two posteriors, from {found[name].origin} and from {random.origin}")
-    problems += mismatches({name: random.mean for name, random in found.items()}, plain)
+    problems += mismatches({name: random.mean for name, random in found.items()}, model)
     problems += _unmatched(wanted, found, others)
     if problems:
         headline = f"{type(bayesian).__name__} and {type(model).__name__} do not correspond"
         remedy = f"Give the plain network with the same module names. Known are layers with {_KNOWN}."
         raise PosteriorMismatchError(listing(headline, shortened(problems), remedy))
-    _refuse_other_constants(plain, bayesian)
+    _refuse_other_constants(model, bayesian)
     with torch.no_grad():
-        var = {name: _VARIANCE[random.kind](widened(random.spread)) for name, random in found.items()}
-    return cast_to_model(model, {name: random.mean for name, random in found.items()}, var)
+        return {name: Moments(r.mean, _VARIANCE[r.kind](widened(r.spread))) for name, r in found.items()}
 
 
 def _inventory(bayesian: nn.Module) -> tuple[list[_Random], dict[str, nn.Parameter]]:
