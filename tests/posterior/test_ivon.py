@@ -212,6 +212,14 @@ def test_a_copied_model_and_a_foreign_one():
     check(Posterior.from_ivon(twin, twin_optimizer), model, optimizer)
 
 
+@pytest.mark.parametrize("given", [lambda m: m, nn.DataParallel], ids=["plain", "wrapped"])
+@pytest.mark.parametrize("trained_as", [lambda m: m, nn.DataParallel], ids=["plain", "wrapped"])
+def test_names_of_a_wrapped_model(given, trained_as):
+    model, optimizer = trained(lambda m: trained_as(m).named_parameters())
+    found = Posterior.from_ivon(given(model), optimizer.state_dict())
+    assert found.names == tuple(name for name, _ in given(model).named_parameters())
+
+
 def test_a_state_dict_of_another_model():
     _, optimizer = trained()
     text = failure(nn.Linear(3, 4), optimizer.state_dict(), PosteriorMismatchError)

@@ -51,7 +51,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def without_prefix(name: str, known: Container[str]) -> str:
-    """The name without what wrappers put in front of it, as far as that makes it a known one."""
+    """The name without what wrappers put in front of it; a known name stays as it is."""
     while name not in known and name.startswith(_PREFIXES):
         name = name.partition(".")[2]
     return name
