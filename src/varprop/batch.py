@@ -1,4 +1,4 @@
-"""Data as people have them: pairs, tuples, dicts with labels; in lists, data loaders, data sets, arrays, generators."""
+"""Data in all forms users have: pairs, tuples, dicts with labels; lists, data loaders, datasets, arrays, generators."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Folds:
-    """Examples kept in memory: all of them, or each of which the number is a multiple of ``stride``."""
+    """Examples kept in memory: all of them, or every ``stride``-th."""
 
     pieces: list[Piece]
     examples: int  # kept or not

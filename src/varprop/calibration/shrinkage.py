@@ -122,7 +122,7 @@ class Fitted:
 def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: NDArray[np.int64], steps: int) -> Fitted:
     """The most likely θ under the prior, in at most ``steps`` steps; ``folds`` are those of the pieces, if any.
 
-    Levenberg and Marquardt's method, where the curvature is the covariance of the pieces' gradients (the empirical
+    The Levenberg–Marquardt method, where the curvature is the covariance of the pieces' gradients (the empirical
     Fisher information); BFGS took twice as many passes. Without a fold, θ is what one step from the fit to all of them
     gives: on 300 examples of Fashion-MNIST its loss on the fold differs by 0.003 from that of a fit of its own.
     """

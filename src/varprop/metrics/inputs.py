@@ -1,4 +1,4 @@
-"""What a metric takes: checked, detached, and cast to the widest float of its device."""
+"""Inputs of metrics: checked, detached, and cast to the widest float of their device."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from varprop.optim.sharded import is_sharded
 
 
 class Reduction:
-    """How the replicas of a model share what their gradients say. Until ``attach`` nobody has said how."""
+    """Averages gradients and curvatures over the replicas of a model, once ``attach`` has named it."""
 
     def __init__(self) -> None:
         self.rank = 0

@@ -1,4 +1,4 @@
-"""Draws: which noise the weights carry, and what the gradients taken under it say.
+"""Draws: which noise the weights carry, and what is learnt from the gradients taken under it.
 
 A step uses one draw or several. Between draws and steps the weights are the means.
 

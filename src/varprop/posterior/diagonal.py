@@ -1,4 +1,4 @@
-"""From a diagonal curvature to variances, and how wide a Gaussian is that nobody gave a width."""
+"""Variances from a diagonal curvature, and the default width of a posterior that was given none."""
 
 from __future__ import annotations
 

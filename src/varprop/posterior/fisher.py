@@ -70,7 +70,7 @@ def _checked(outputs: Tensor, batch: Batch, number: int) -> Tensor:
 
 
 def _scores(likelihood: Likelihood, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """What the outputs of each example are to be weighted with, K times: [examples, K, *outputs]."""
+    """K weightings of the outputs of each example, whose gradients are squared: [examples, K, *outputs]."""
     each = outputs if outputs.ndim > 1 else outputs.unsqueeze(-1)  # [N]: a single number for each example
     if each.ndim == 2 and each.shape[1] <= FEW:
         return likelihood.roots(each).view(len(each), -1, *outputs.shape[1:])

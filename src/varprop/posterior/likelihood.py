@@ -1,4 +1,4 @@
-"""The Fisher information of what a network puts out, for each kind of prediction.
+"""The Fisher information of a network's outputs, for each kind of prediction.
 
 The gradient of log p(y|f) in the outputs f, the score, has mean 0 under the prediction's own y, and its covariance is
 the Fisher information of the outputs. ``roots`` are vectors a_k with Σ a_k a_kᵀ equal to it; ``score`` is that of a

@@ -49,7 +49,7 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def unusable(tensor: Any) -> str | None:
-    """Why a value cannot be looked at any further."""
+    """Why a value holds no numbers that could be checked; None if it does."""
     if not isinstance(tensor, Tensor):
         return f"is a {type(tensor).__name__}, not a tensor"
     if not tensor.is_floating_point():

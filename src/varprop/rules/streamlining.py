@@ -1,4 +1,4 @@
-"""Streamlining's rules: every non-linear op is replaced by its tangent at the mean, so means never move."""
+"""Streamlining's rules: every non-linear op is linearised at the mean, so means are those of the mean network."""
 
 from __future__ import annotations
 
