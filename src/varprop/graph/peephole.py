@@ -11,7 +11,8 @@ from torch import Tensor, fx
 
 from varprop.graph.captured import drop_dead_code, outline_of
 from varprop.kernels.activations import activate
-from varprop.kernels.factored_ops import CALLS, contracted, normalized
+from varprop.kernels.custom_op import CALLS
+from varprop.kernels.factored_ops import contracted, normalized
 from varprop.kernels.float8 import spread
 from varprop.kernels.norm_op import normalize
 

@@ -1,4 +1,4 @@
-"""What the ops have in common: arguments and derivatives of their references, and how graphs call them."""
+"""What the ops have in common: a kernel where it runs, else its reference; derivatives; how graphs call them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from varprop.kernels.launch import attempt
 
 REAL = (Tensor, torch.nn.Parameter)
 
+CALLS: dict[Any, Callable[..., Any]] = {}
+"""What a flat graph calls in the place of an op: without the detour over torch's dispatcher where that can be."""
+
 
 def registered(
-    name: str, reference: Callable[..., Any], compute: Callable[..., Any], outline: Callable[..., Any]
+    name: str,
+    reference: Callable[..., Any],
+    launch: Callable[..., Any],
+    fits: Callable[..., bool],
+    outline: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Make an op of ``compute``, which takes what its reference takes (no defaults: torch leaves such arguments out)
-    and gives what it gives, in the shapes that ``outline`` tells. Returned is what a flat graph calls for it.
+    """Make an op of a kernel, which ``launch`` runs on arguments that it ``fits``, and its reference, for all others.
+    Both take the same (no defaults: torch leaves such arguments out), and ``outline`` tells the shapes and strides of
+    what they give. Returned is what a flat graph calls for it.
     """
+
+    def compute(*arguments: Any) -> Any:
+        results = attempt(f"varprop::{name}", lambda: launch(*arguments)) if fits(*arguments) else None
+        return tree_map(_laid_out, reference(*arguments), outline(*arguments)) if results is None else results
+
     schema = torch.library.infer_schema(reference, mutates_args=())
     op: Any = torch.library.custom_op(f"varprop::{name}", compute, mutates_args=(), schema=schema)
     op.register_fake(outline)
     _recompute(op, reference)
-    return _call_of(getattr(torch.ops.varprop, name), compute, reference)
+    packet = getattr(torch.ops.varprop, name)
+    CALLS[packet.default] = call = _call_of(packet, compute, reference)
+    return call
+
+
+def _laid_out(x: Tensor, like: Tensor) -> Tensor:
+    return x if x.stride() == like.stride() else like.copy_(x)
 
 
 def _recompute(op: Any, reference: Callable[..., Any]) -> None:
