@@ -151,6 +151,14 @@ def evaluate(nodes: Iterable[fx.Node], values: dict[fx.Node, Any]) -> None:
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def write_op(graph: fx.Graph, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node where the graph is being written, with the value that the op has there."""
+    new = graph.call_function(op, args, kwargs)
+    values = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+    new.meta["val"] = op(*values[0], **values[1])
+    return new
+
+
 def drop_dead_code(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import drop_dead_code, outline_of
+from varprop.graph.captured import drop_dead_code, outline_of, write_op
 from varprop.kernels.activations import activate
 from varprop.kernels.custom_op import CALLS
 from varprop.kernels.factored_ops import contracted, normalized
@@ -174,8 +174,7 @@ def _fuse_concat(norm: fx.Node) -> None:
 
 def _viewed(x: fx.Node, op: Any, *args: Any) -> fx.Node:
     """A view of it, or what it is a view of itself."""
-    view = x.graph.call_function(op, (x, *args))
-    view.meta["val"] = op(x.meta["val"], *args)
+    view = write_op(x.graph, op, x, *args)
     return _same_as(view) or view
 
 

@@ -16,7 +16,7 @@ from varprop.kernels import codegen
 from varprop.kernels.custom_op import registered
 from varprop.kernels.factored_ops import contract_reference, counts_of, numbers_of
 from varprop.kernels.launch import Launcher, tile, usable
-from varprop.kernels.pointwise import BODIES
+from varprop.kernels.pointwise import RULES
 
 TILE = 4, 128, 2  # rows, columns, warps
 MOST_TERMS = 16
@@ -41,7 +41,7 @@ def reference(
     wide = torch.promote_types(mean.dtype, torch.float32)
     var = F.linear(numbers.to(wide), vectors.T.to(wide)).to(mean.dtype)
     if torch.compiler.is_exporting():
-        first, second = BODIES[key].forward.graph(mean, var * log_alpha.exp())
+        first, second = RULES[key].graph(mean, var * log_alpha.exp())
     else:
         first, second = torch.ops.varprop.pointwise(mean, var, log_alpha, key)
     if by_var is None and by_square is None:
@@ -64,7 +64,7 @@ def _outline(mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _launcher(key: str, terms: int, by_var: int, by_square: int, ones: bool) -> Launcher:
-    return Launcher(lambda: codegen.emit_tokens(BODIES[key].forward.graph, terms, by_var, by_square, ones))
+    return Launcher(lambda: codegen.emit_tokens(RULES[key].graph, terms, by_var, by_square, ones))
 
 
 def _launch(

@@ -52,7 +52,7 @@ def _outline(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, *_: Any) -> 
     if query.ndim != 4:
         first, second = (x.new_empty((*query.shape[:-1], x.shape[-1])) for x in (mean, var))
         return first, second
-    batch, heads, length, _ = query.shape
+    batch, heads, length = query.shape[:-1]
     first, second = (x.new_empty((batch, length, heads, x.shape[-1])).transpose(1, 2) for x in (mean, var))
     return first, second
 
