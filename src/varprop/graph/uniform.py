@@ -23,16 +23,15 @@ def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
 
     Which variances are uniform is looked up once: weights that are loaded later compile the network anew.
     """
-    uniform: dict[str, bool] = {}
+
+    @functools.cache
+    def is_uniform(path: str) -> bool:
+        return _is_uniform(tensors.var[path])
+
     for target in LAYERS + CONVOLUTIONS:
         for node in graph.find_nodes(op="call_function", target=target):
-            weight: Any = node.args[1]
-            if not str(getattr(weight, "target", "")).startswith("var.") or not _fits(node):
-                continue
-            path = weight.target.removeprefix("var.")
-            if path not in uniform:
-                uniform[path] = _is_uniform(tensors.var[path])
-            if uniform[path]:
+            registry, _, path = str(getattr(node.args[1], "target", "")).partition(".")
+            if registry == "var" and _fits(node) and is_uniform(path):
                 _replace(graph, node)
 
 

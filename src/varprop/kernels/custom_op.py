@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,24 +51,22 @@ def _recompute(op: Any, reference: Callable[..., Any]) -> None:
     """Register the autograd of ``op``, whose results are those of ``reference``."""
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.places = [index for index, value in enumerate(inputs) if isinstance(value, Tensor)]
         ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
-        ctx.save_for_backward(*(inputs[index] for index in ctx.places))
+        ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in inputs))
 
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        inputs = list(ctx.others)
-        for index, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
-            inputs[index] = tensor.detach().requires_grad_(ctx.needs_input_grad[index])
-        wanted = [index for index in ctx.places if ctx.needs_input_grad[index]]
+        needed = ctx.needs_input_grad
+        inputs = [
+            other if tensor is None else tensor.detach().requires_grad_(need)
+            for tensor, other, need in zip(ctx.saved_tensors, ctx.others, needed, strict=True)
+        ]
         with torch.enable_grad():
             outputs = reference(*inputs)
         given = zip([outputs] if isinstance(outputs, Tensor) else outputs, gradients, strict=True)
         asked, pulling = zip(*(pair for pair in given if pair[0].requires_grad), strict=True)
-        found = torch.autograd.grad(asked, [inputs[index] for index in wanted], pulling, allow_unused=True)
-        results: list[Any] = [None] * len(inputs)
-        for index, gradient in zip(wanted, found, strict=True):
-            results[index] = gradient
-        return tuple(results)
+        wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(asked, wanted, pulling, allow_unused=True))
+        return tuple(next(found) if need else None for need in needed)
 
     op.register_autograd(backward, setup_context=keep)
 
@@ -92,5 +91,6 @@ def _call_of(op: Any, compute: Callable[..., Any], reference: Callable[..., Any]
             return reference(*arguments)
         return compute(*arguments) if direct(*arguments) else op(*arguments)
 
+    functools.update_wrapper(call, reference, assigned=("__doc__",))  # its arguments have names
     call.__name__ = call.__qualname__ = op.__name__  # as graphs are printed
     return call

@@ -43,7 +43,7 @@ def contract_reference(
 
 
 def numbers_of(mean: Tensor, count: int) -> Tensor:
-    """A place for so many numbers of each token."""
+    """Memory for ``count`` numbers of each token."""
     return mean.new_empty((*mean.shape[:-1], count), dtype=torch.promote_types(mean.dtype, torch.float32))
 
 
