@@ -76,7 +76,6 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch):
     for module in (lift, float8):
         monkeypatch.setattr(module, "runs_on", lambda _: True)
     monkeypatch.setattr(float8, "has_eight_bits", lambda _: True)
-    monkeypatch.setattr(float8, "_launch", float8.reference)
     torch.manual_seed(0)
     wide = torch.nn.Sequential(
         torch.nn.Linear(40, 512), torch.nn.ReLU(), torch.nn.Linear(512, 48), torch.nn.Linear(48, 7)
@@ -132,7 +131,6 @@ def test_a_norm_writes_what_the_layer_behind_it_takes(monkeypatch, after):
         monkeypatch.setattr(module, "runs_on", lambda _: True)
     for answer in (False, True):
         monkeypatch.setattr(float8, "has_eight_bits", lambda _, answer=answer: answer)
-        monkeypatch.setattr(float8, "_launch", float8.reference)
         net = vp.propagate(model, posterior)
         found[answer] = net(x)
     norm = next(node for node in net.plan((x,), {})[0].module.graph.nodes if node.target is norm_op.normalize)

@@ -76,7 +76,7 @@ def test_on_a_cpu(largest_var, monkeypatch):
 
 def test_the_op_is_registered_in_full():
     inputs = [x.double().requires_grad_() for x in example(0.5, 6)]
-    key = pointwise.trace(RULES["relu"], torch.float64).body.key
+    key = pointwise.trace(RULES["relu"], torch.float64).key
     torch.library.opcheck(torch.ops.varprop.pointwise.default, (*inputs, key))
 
 
@@ -106,7 +106,7 @@ def test_a_rule_used_enough_is_compiled_once(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", noted)
     monkeypatch.setattr(pointwise, "WORTH_COMPILING", 2500)
-    monkeypatch.setattr(pointwise, "BODIES", {})
+    monkeypatch.setattr(pointwise, "RULES", {})
     monkeypatch.setattr(pointwise, "TRACED", {})
     module = pointwise.trace(RULES["relu"], torch.float32)
     results = [module(*example(1.0))[1] for _ in range(5)]
@@ -118,7 +118,7 @@ def test_a_rule_used_enough_is_compiled_once(monkeypatch):
 @pytest.mark.second
 def test_compiled_rules_and_derivatives_are_those_of_the_rule(monkeypatch):
     """By the compiler itself, which takes seconds."""
-    monkeypatch.setattr(pointwise, "BODIES", {})
+    monkeypatch.setattr(pointwise, "RULES", {})
     monkeypatch.setattr(pointwise, "TRACED", {})
     module = pointwise.trace(RULES["relu"], torch.float32)
     found = []
@@ -138,7 +138,7 @@ def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
 
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(pointwise, "WORTH_COMPILING", 10)
-    monkeypatch.setattr(pointwise, "BODIES", {})
+    monkeypatch.setattr(pointwise, "RULES", {})
     monkeypatch.setattr(pointwise, "TRACED", {})
     module = pointwise.trace(RULES["relu"], torch.float32)
     expected = RULES["relu"](Moments(*example(1.0)[:2]))

@@ -13,7 +13,9 @@ from varprop.graph.captured import Captured, Guards, drop_dead_code, place_of, r
 
 @torch.library.custom_op("varprop::annotate", mutates_args=())
 def annotate(x: Tensor, kind: str, name: str) -> None:
-    """What a value is: the ``in`` or the ``out`` of a module of this path, or the op in a cell with this ``role``."""
+    """What a value is: the ``in`` or the ``out`` of a module of this path, or the op of a recurrent cell with this
+    ``role``, the same in every step.
+    """
 
 
 @torch.library.custom_op("varprop::guard", mutates_args=())
@@ -49,7 +51,7 @@ def read_annotations(captured: Captured) -> None:
     for node in graph.find_nodes(op="call_function", target=ops.annotate.default):
         x, kind, name = node.args
         if kind == "role":
-            captured.roles[x] = name
+            x.meta["role"] = name
         elif x.target is not ops.pack.default:  # the model has another shape there
             nodes[kind][name] = x
         graph.erase_node(node)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from varprop.graph.captured import Captured, arguments
+from varprop.graph.captured import Captured, arguments, write_op
 from varprop.rules import functions
 
 aten = torch.ops.aten
@@ -112,8 +112,8 @@ def _patches(captured: Captured, reached: set[fx.Node]) -> None:
 
 def _write(captured: Captured, reached: set[fx.Node], before: fx.Node, op: Any, *args: Any) -> fx.Node:
     with captured.graph.inserting_before(before):
-        new = captured.graph.call_function(op, args)
-    new.meta = before.meta | {"val": op(*fx.map_arg(args, lambda arg: arg.meta["val"]))}
+        new = write_op(captured.graph, op, *args)
+    new.meta = before.meta | new.meta
     reached.add(new)
     return new
 

@@ -41,8 +41,6 @@ class Captured:
     inputs: list[fx.Node] = field(default_factory=list)
     module_inputs: dict[str, fx.Node] = field(default_factory=dict)
     module_outputs: dict[str, fx.Node] = field(default_factory=dict)
-    roles: dict[fx.Node, str] = field(default_factory=dict)
-    """Of ops in a recurrent cell, which one it is: the same in every step."""
     guards: Guards | None = None
     ending: str = ""
     """What the model does to ``output`` and links expect to be undone: ``softmax`` or ``log_softmax``."""
@@ -59,8 +57,6 @@ class Captured:
         node.replace_all_uses_with(new)
         for nodes in (self.module_inputs, self.module_outputs):
             nodes.update({path: new for path, annotated in nodes.items() if annotated is node})
-        if node in self.roles:
-            self.roles[new] = self.roles[node]
 
     def replace(self, node: fx.Node, target: Any, args: Any, kwargs: dict[str, Any] | None = None) -> None:
         """Put ``target(*args)`` in the place of ``node``; its old inputs go when nothing else uses them."""
@@ -149,6 +145,14 @@ def evaluate(nodes: Iterable[fx.Node], values: dict[fx.Node, Any]) -> None:
         if node.op == "call_function":
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def write_op(graph: fx.Graph, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node where the graph is being written, with the value that the op has there."""
+    new = graph.call_function(op, args, kwargs)
+    values = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+    new.meta["val"] = op(*values[0], **values[1])
+    return new
 
 
 def drop_dead_code(graph: fx.Graph) -> None:

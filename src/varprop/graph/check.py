@@ -24,7 +24,7 @@ def check_plan(lifting: Lifting, plan: Plan, call: Call) -> Plan:
 
     Free sizes let a graph serve calls it was not captured with, while the model's code may do something else there.
     """
-    if plan.has_checked(call):
+    if call.sizes in plan.checked:
         return plan
     if plan.captured.guards and (reason := plan.captured.guards.broken(lifting.tensors, call.inputs)):
         raise CaptureError(f"{type(lifting.model).__name__} cannot be captured in this call: {reason}")

@@ -20,7 +20,7 @@ from varprop.graph.lift import lift
 from varprop.graph.masks import simplify_masks
 from varprop.graph.merge import merge_products
 from varprop.graph.peephole import simplify
-from varprop.graph.registry import Registries
+from varprop.graph.registry import REGISTRY_NAMES, Registries
 from varprop.graph.regroup import regroup
 from varprop.graph.runner import Runner, offload
 from varprop.graph.signature import Call, Signature, Size, free_sizes
@@ -59,9 +59,6 @@ class Plan:
             return ""
         last = next((entry.node for entry in reversed(self.applied) if entry.reaches and not entry.leaves), None)
         return "" if last is None else f"{op_name(last.target)} at {place_of(last)}"
-
-    def has_checked(self, call: Call) -> bool:
-        return call.sizes in self.checked
 
     def serves(self, call: Call, tensors: Registries) -> bool:
         """Is it a graph of this call? Guards are not looked at while compiling."""
@@ -138,6 +135,7 @@ def _try_free(lifting: Lifting, call: Call) -> Plan | None:
 def assemble(graph: fx.Graph, tensors: Registries) -> fx.GraphModule:
     """A module around ``graph`` that shares the registries of ``tensors`` instead of copying from them."""
     module = fx.GraphModule(nn.Module(), fx.Graph())
-    tensors.share_with(module)
+    for name in REGISTRY_NAMES:
+        setattr(module, name, getattr(tensors, name))
     module.graph = graph
     return module

@@ -52,7 +52,7 @@ def write_captured(captured: Captured, device: torch.device) -> dict[str, Any]:
             {path: names[node] for path, node in nodes.items()}
             for nodes in (captured.module_inputs, captured.module_outputs)
         ],
-        "roles": [[names[node], role] for node, role in captured.roles.items() if node in names],
+        "roles": [[names[node], node.meta["role"]] for node in ops if "role" in node.meta],
         "output": names[captured.output],
         "ending": captured.ending,
     }
@@ -154,7 +154,8 @@ class _Restorer:
             node.meta["stack_trace"] = f'File "{file}", line {number}'
         for found, given in zip((captured.module_inputs, captured.module_outputs), record["marks"], strict=True):
             found.update({path: nodes[index] for path, index in given.items()})
-        captured.roles.update({nodes[index]: _text(role) for index, role in record["roles"]})
+        for index, role in record["roles"]:
+            nodes[index].meta["role"] = _text(role)
         captured.graph.output((nodes[record["output"]],))
 
 

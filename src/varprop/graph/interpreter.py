@@ -119,7 +119,7 @@ def scale_names(captured: Captured, rules: RuleSet, var: Registry) -> dict[fx.No
     for node in captured.ops():
         rule = rules.get(node.target)  # type: ignore[arg-type]
         if rule is not None and rule.scaled:
-            path, role = module_path(node), captured.roles.get(node)
+            path, role = module_path(node), node.meta.get("role")
             counts[path] += role is None  # of all, reached or not, so that names do not depend on the posterior
             if first_input(node) in reached:
                 names[node] = numbered(path, counts[path]) if role is None else f"{path}.{role}".removeprefix(".")

@@ -1,9 +1,7 @@
-"""Which ops of a captured graph run as kernels of their own, and where the flat graph calls them."""
+"""Which ops of a captured graph run as kernels of their own, and how the flat graph calls them."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,61 +30,35 @@ EXPECTED: dict[Rule, bool] = {NORMALIZATION[op]: True for op in SIGNATURES} | {
 }
 """The rules of norms: is the statistic its expectation?"""
 
-Kernel = tuple[str, Any, tuple[Any, ...]]
-"""The kind of a node, its target and its arguments."""
 
-
-@dataclass
-class KernelChoice:
-    """The modules of the pointwise rules of a network, by name, and the nodes of one graph that call them."""
-
-    modules: nn.ModuleDict
-    accelerated: bool
-    """Is there Triton? Without it, and in what compilers fuse on a CPU, norms and attention are better written out."""
-    names: dict[fx.Node, str] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
-
-    def prepare(self, node: fx.Node, rule: Rule) -> None:
-        """Trace the rule for ``node``, if it is a pointwise function of one tensor and was not met before."""
-        x, *rest = node.args
-        if not isinstance(x, fx.Node) or len(node.all_input_nodes) != 1:
-            return
-        dtype = x.meta["val"].dtype
-        if dtype.is_complex:
-            return
-        key = f"{node.target} {rest} {sorted(node.kwargs.items())} {dtype}"
-        kind = op_name(node.target).removeprefix("aten.").partition(".")[0]
-        name = f"{kind}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        if name in self.refused:
-            return
-        if name not in self.modules:
-            module = trace(rule, dtype, *rest, **node.kwargs)
-            if module is None:
-                self.refused.add(name)
-                return
-            self.modules[name] = module
-        self.names[node] = name
-
-    def key_of(self, node: fx.Node) -> str | None:
-        """The traced rule of a pointwise op, if there is a kernel that takes factored variances as they are."""
-        if not self.accelerated or node not in self.names:
-            return None
-        module: Any = self.modules[self.names[node]]
-        return str(module.body.key)
-
-    def kernel(self, node: fx.Node, rule: Rule, args: Any, kwargs: Any, scale: fx.Node | None) -> Kernel | None:
-        """What a flat graph calls for this op, given its arguments there; None if its rule is written."""
-        if node in self.names and scale is not None:
-            return "call_module", f"pointwise.{self.names[node]}", (*args[0], scale)
-        if not self.accelerated:
-            return None
-        if rule is attention:
-            found = _attention(node, *args, **kwargs)
-            return found and ("call_function", attend, found)
-        if rule in EXPECTED and scale is not None:
-            found = _norm(node, rule.ops[0], args, kwargs, scale)
-            return found and ("call_function", normalize, (*found, EXPECTED[rule], *[None] * 6, True))
+def pointwise_rule(node: fx.Node, rule: Rule, modules: nn.ModuleDict) -> str | None:
+    """The name among ``modules``, to which it is added, of the traced rule of an op that is a pointwise function of one
+    tensor; None for any other.
+    """
+    x, *rest = node.args
+    if not isinstance(x, fx.Node) or len(node.all_input_nodes) != 1 or x.meta["val"].is_complex():
         return None
+    module = trace(rule, x.meta["val"].dtype, *rest, **node.kwargs)
+    if module is None:
+        return None
+    kind = op_name(node.target).removeprefix("aten.").partition(".")[0]
+    name = f"{kind}_{module.key[:8]}"
+    if name not in modules:
+        modules[name] = module
+    return name
+
+
+def kernel_call(node: fx.Node, rule: Rule, args: Any, kwargs: Any, scale: fx.Node | None) -> tuple[Any, Any] | None:
+    """The kernel that a flat graph calls for a norm or for attention, given the op's arguments there, and what it
+    takes; None if the rule is to be written out.
+    """
+    if rule is attention:
+        found = _attention(node, *args, **kwargs)
+        return found and (attend, found)
+    if rule in EXPECTED and scale is not None:
+        found = _norm(node, rule.ops[0], args, kwargs, scale)
+        return found and (normalize, (*found, EXPECTED[rule], *[None] * 6, True))
+    return None
 
 
 def _attention(node: fx.Node, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:

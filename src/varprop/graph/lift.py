@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from varprop.graph.captured import Captured, drop_dead_code, format_args, sizes_of
 from varprop.graph.interpreter import OUTPUT, Applied, Interpreter, first_input, has_moments
-from varprop.graph.kernel_choice import KernelChoice
+from varprop.graph.kernel_choice import kernel_call, pointwise_rule
 from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
 from varprop.graph.trace_cache import SYMBOLIC, TraceCache, fake_mode_of, require_free_sizes
@@ -65,11 +65,13 @@ class _Lifter:
 
     def __init__(self, captured: Captured, rules: RuleSet, tensors: Registries) -> None:
         self.captured, self.tensors, self.graph = captured, tensors, fx.Graph()
-        self.kernels = KernelChoice(tensors.pointwise, runs_on(tensors.device))
-        rules_used = with_backend(rules, FUSED) if self.kernels.accelerated else rules
-        self.interpreter = Interpreter(captured, rules_used, tensors)
+        # Without Triton, and in what compilers fuse on a CPU, norms and attention are better written out.
+        self.accelerated = runs_on(tensors.device)
+        self.interpreter = Interpreter(captured, with_backend(rules, FUSED) if self.accelerated else rules, tensors)
+        self.pointwise: dict[fx.Node, str] = {}
         for node in self.interpreter.scale_names:
-            self.kernels.prepare(node, rules[node.target])  # type: ignore[index]
+            if name := pointwise_rule(node, rules[node.target], tensors.pointwise):  # type: ignore[index]
+                self.pointwise[node] = name
         self.traces = TraceCache(self.graph, fake_mode_of(captured.graph), tensors.constant)
         self.applied: list[Applied] = []
         self.products: dict[Any, Moments] = {}  # by their coefficients
@@ -115,22 +117,26 @@ class _Lifter:
 
     def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
         rule = self.interpreter.rules.get(node.target)  # type: ignore[arg-type]
-        key = self.kernels.key_of(node)
-        if rule is None or not (rule.factored or key):
+        name = self.pointwise.get(node)
+        takes_factored = bool(self.accelerated and name)
+        if rule is None or not (rule.factored or takes_factored):
             inputs = {arg: self._multiplied_out(value) for arg, value in inputs.items()}
         first: Any = first_input(node) if node in self.interpreter.scale_names else None
         x: Any = inputs.get(first)
         scale = self._scale(self.interpreter.scale_names[node]) if is_random(x) else None
-        if key and isinstance(x, Factored):
+        if takes_factored and isinstance(x, Factored):
             as_tokens, parts = self.traces.write("tokens", products_of, x)
             if as_tokens:
                 mean, numbers, *vectors = parts
+                key: Any = self.tensors.pointwise[name].key  # type: ignore[index]
                 call = self.graph.call_function(activate, (mean, numbers, scale, *vectors, None, None, False, key))
                 return rule, self._both(call, node)
             inputs[first] = x = parts
         args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)
-        if rule is not None and (kernel := self.kernels.kernel(node, rule, args, kwargs, scale)):
-            return rule, self._both(self.graph.create_node(*kernel), node)
+        if name and scale is not None:
+            return rule, self._both(self.graph.call_module(f"pointwise.{name}", (*x, scale)), node)
+        if self.accelerated and rule is not None and (kernel := kernel_call(node, rule, args, kwargs, scale)):
+            return rule, self._both(self.graph.call_function(*kernel), node)
         if is_random(x):
             inputs[first] = self._scaled(x, self.interpreter.scale_names[node])
 

@@ -23,7 +23,7 @@ def simplify_masks(captured: Captured, tensors: Registries) -> None:
 
     Those that no input, no size and no weight has a part in, but for being repeated over the batch, are looked at: what
     such a mask is, it is in every call. Of others it must follow from how they are written: a position is not negative.
-    Of "what the caller says, and that" the caller's part is left, which is the same for all queries more often.
+    Of the caller's mask and one that is always true, the caller's is left: it is more often the same for all queries.
     """
     for node in captured.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
         given = arguments(node)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from varprop.graph.captured import shape_of
+from varprop.graph.captured import shape_of, write_op
 from varprop.graph.fold import FOLDABLE
 
 aten = torch.ops.aten
@@ -48,11 +48,7 @@ def _join_convolutions(graph: fx.Graph, total: fx.Node) -> None:
     if sizes[0][0][1] != sizes[1][0][1]:  # of several groups
         return
     with graph.inserting_before(total):
-        joint = []
-        for same in (inputs, weights):
-            joint.append(graph.call_function(aten.cat.default, (list(same), 1)))
-            shape = [*same[0].meta["val"].shape]
-            joint[-1].meta["val"] = same[0].meta["val"].new_empty((shape[0], 2 * shape[1], *shape[2:]))
+        joint = [write_op(graph, aten.cat.default, list(same), 1) for same in (inputs, weights)]
         target, rest, total.kwargs = settings[0]
         total.target, total.args = target, (*joint, *(added or [None]), *rest)
     for node in pair:
@@ -94,18 +90,14 @@ def _merge(graph: fx.Graph, nodes: list[fx.Node]) -> None:
     first = nodes[0]
     widths = [node.meta["val"].shape[-1] for node in nodes]
     with graph.inserting_before(first):
-        stacks = []
-        for same in zip(*(node.args[1:] for node in nodes), strict=True):
-            stacks.append(graph.call_function(aten.cat.default, ([graph.node_copy(x) for x in same],)))
-            like = same[0].meta["val"]
-            stacks[-1].meta["val"] = like.new_empty((sum(widths), *like.shape[1:]))
-        product = graph.call_function(aten.linear.default, (first.args[0], *stacks))
-        like, start = first.meta["val"], 0
-        product.meta["val"] = like.new_empty((*like.shape[:-1], sum(widths)))
+        stacks = [
+            write_op(graph, aten.cat.default, [graph.node_copy(x) for x in same])
+            for same in zip(*(node.args[1:] for node in nodes), strict=True)
+        ]
+        product, start = write_op(graph, aten.linear.default, first.args[0], *stacks), 0
         for node, width in zip(nodes, widths, strict=True):
-            part = graph.call_function(aten.slice.Tensor, (product, like.ndim - 1, start, start + width))
-            part.meta = dict(node.meta)
-            node.replace_all_uses_with(part)
+            last = node.meta["val"].ndim - 1
+            node.replace_all_uses_with(write_op(graph, aten.slice.Tensor, product, last, start, start + width))
             start += width
     for node in nodes:
         graph.erase_node(node)

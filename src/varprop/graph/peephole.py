@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Container, Sequence
 from typing import Any
@@ -9,20 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import drop_dead_code, outline_of
+from varprop.graph.captured import drop_dead_code, outline_of, write_op
 from varprop.kernels.activations import activate
-from varprop.kernels.factored_ops import CALLS, contracted, normalized
+from varprop.kernels.custom_op import CALLS
+from varprop.kernels.factored_ops import contracted, normalized
 from varprop.kernels.float8 import spread
-from varprop.kernels.norm_op import normalize
+from varprop.kernels.norm_op import Results, normalize
 
 aten = torch.ops.aten
 
-SUMS: dict[Any, int] = {activate: 5, normalized: 9}
-"""Steps that sum their results up if asked to, and where among their arguments these questions are."""
-ADDS = {normalize: {0: 10, 1: 11}, normalized: {0: 12}}
-"""Norms: where among their arguments a sum may be, and where its second term goes. Sums are their last results."""
-LOG_ALPHA, MORE_NUMBERS = 13, 14  # of a norm of factored variances
-WEIGHTS, SPREAD = 12, 4  # of a norm: where the weights of a layer behind it go, and its result
+SUMS: dict[Any, tuple[str, ...]] = {
+    activate: ("by_var", "by_square", "ones"),
+    normalized: ("by_numbers", "by_square", "more"),
+}
+"""Steps that sum their results up if asked to, and the arguments that ask for it."""
+ADDS: dict[Any, dict[str, str]] = {
+    normalize: {"mean": "more_mean", "var": "more_var"},
+    normalized: {"mean": "more_mean"},
+}
+"""Norms: the arguments that may be sums, and those that take the second term. Sums are their last results."""
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 RESHAPING = {aten.movedim.int, aten.select.int, aten.expand.default, aten.permute.default}
 EXPANDING = {aten.expand.default, aten.expand_as.default}
@@ -64,8 +70,7 @@ def _fuse_contraction(sums: fx.Node) -> None:
     call = _source(mean, var, SUMS)
     if call is None or not _are_constant(rest) or len(var.users) > 1:  # type: ignore[union-attr]
         return
-    place = SUMS[call.target]
-    call.args = (*call.args[:place], *_hoisted(rest, call), *call.args[place + len(rest) :])
+    _give(call, **dict(zip(SUMS[call.target], _hoisted(rest, call), strict=True)))
     sums.replace_all_uses_with(var)  # type: ignore[arg-type]
     sums.graph.erase_node(sums)
 
@@ -74,15 +79,26 @@ def _fuse_spread(layer: fx.Node) -> None:
     """A norm writes at once what the variance of a layer behind it is made of, and its own where that is read too."""
     mean, var, *packed = layer.args
     norm = _source(mean, var, (normalize,))
-    if norm is None or not _are_constant(packed) or norm.args[WEIGHTS] is not None:
+    if norm is None or not _are_constant(packed) or _given(norm)["weights"] is not None:
         return
     graph = layer.graph
     with graph.inserting_after(norm):
-        behind = graph.call_function(operator.getitem, (norm, SPREAD))
+        behind = graph.call_function(operator.getitem, (norm, Results._fields.index("spread")))
     behind.meta = dict(layer.meta)
     layer.replace_all_uses_with(behind)
     graph.erase_node(layer)
-    norm.args = (*norm.args[:WEIGHTS], *_hoisted(packed, norm), bool(var.users))  # type: ignore[union-attr]
+    weights, rows, columns, added = _hoisted(packed, norm)
+    _give(norm, weights=weights, rows=rows, columns=columns, added=added, kept=bool(var.users))  # type: ignore[union-attr]
+
+
+def _given(call: fx.Node) -> dict[str, Any]:
+    """The arguments of a kernel by name."""
+    return dict(zip(inspect.signature(call.target).parameters, call.args, strict=True))  # type: ignore[arg-type]
+
+
+def _give(call: fx.Node, **more: Any) -> None:
+    """Other arguments in the place of those of these names."""
+    call.args = tuple((_given(call) | more).values())
 
 
 def _source(mean: Any, var: Any, targets: Container[Any]) -> fx.Node | None:
@@ -104,17 +120,17 @@ def _hoisted(constants: Sequence[Any], call: fx.Node) -> list[Any]:
 
 def _fuse_residual_sum(norm: fx.Node) -> None:
     """The residual sum before a norm is computed with it; whoever else wants the sum gets it from there."""
-    places, args, graph = ADDS[norm.target], list(norm.args), norm.graph  # type: ignore[index]
-    sums: list[Any] = [args[place] for place in places]
+    places, given, graph = ADDS[norm.target], _given(norm), norm.graph
+    sums: list[Any] = [given[place] for place in places]
     if not all(_is_sum(node) and not any(user < norm for user in node.users) for node in sums):
         return
     with graph.inserting_after(norm):
         totals = [graph.call_function(operator.getitem, (norm, 2 + index)) for index in range(len(sums))]
     for node, total, (place, other) in zip(sums, totals, places.items(), strict=True):
-        args[place], args[other] = node.args
+        first, second = node.args
+        _give(norm, **{place: first, other: second})
         total.meta = dict(node.meta)
         node.replace_all_uses_with(total)
-    norm.args = tuple(args)
 
 
 def _is_sum(node: Any) -> bool:
@@ -141,7 +157,7 @@ def _fuse_scale(norm: fx.Node) -> None:
         return
     view.replace_input_with(inner, numbers)  # type: ignore[arg-type]
     norm.graph.erase_node(inner)
-    norm.args = (*norm.args[:LOG_ALPHA], scale, *norm.args[LOG_ALPHA + 1 :])
+    _give(norm, log_alpha=scale)
 
 
 def _fuse_concat(norm: fx.Node) -> None:
@@ -165,7 +181,7 @@ def _fuse_concat(norm: fx.Node) -> None:
     joint.meta = dict(turned.meta)
     with graph.inserting_before(joint.next):
         again = _viewed(_viewed(joint, aten.movedim.int, -1, 0), aten.unsqueeze.default, place[0])
-    norm.args = (norm.args[0], parts[0], *norm.args[2:MORE_NUMBERS], parts[1])
+    _give(norm, numbers=parts[0], more_numbers=parts[1])
     for node in (turned, chosen):
         graph.erase_node(node)
     join.replace_all_uses_with(again)
@@ -173,8 +189,7 @@ def _fuse_concat(norm: fx.Node) -> None:
 
 def _viewed(x: fx.Node, op: Any, *args: Any) -> fx.Node:
     """A view of it, or what it is a view of itself."""
-    view = x.graph.call_function(op, (x, *args))
-    view.meta["val"] = op(x.meta["val"], *args)
+    view = write_op(x.graph, op, x, *args)
     return _same_as(view) or view
 
 

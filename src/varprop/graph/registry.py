@@ -75,11 +75,6 @@ class Registries(nn.Module):
         self.recipes: dict[str, fx.Graph] = {}  # how each folded tensor is computed
         self.pointwise = nn.ModuleDict()
 
-    def share_with(self, module: nn.Module) -> None:
-        """Give ``module`` these very registries, under the same names."""
-        for name in REGISTRY_NAMES:
-            setattr(module, name, getattr(self, name))
-
     def add_scales(self, names: Iterable[str]) -> None:
         """A scale of α = 1 for each name that has none."""
         for name in names:

@@ -57,9 +57,7 @@ class Runner:
         tensors = module.graph.find_nodes(op="get_attr")
         for node in (*module.graph.find_nodes(op="placeholder"), *tensors):
             values[node] = graph.placeholder(node.name)
-        for node in module.graph.nodes:
-            if node not in values:
-                values[node] = graph.node_copy(node, values.__getitem__)
+        graph.output(graph.graph_copy(module.graph, values))
         self.function: Callable[..., Any] = fx.GraphModule(module, graph)
         self.places = [_place(module, str(node.target)) for node in tensors]
         self._seen: Counter[Any] = Counter()

@@ -172,9 +172,9 @@ class Signature:
         ndims = [*map(len, self.sizes)] == [*map(len, other.sizes)]
         return ndims and self.dtypes == other.dtypes and _less_numbers(self.structure) == _less_numbers(other.structure)
 
-    def leaves_no_need(self, other: Signature) -> bool:
-        """Could it have served a like call of ``other``, were it not for sizes that the model fixes? Torch fixes those
-        that are 1.
+    def could_have_served(self, other: Signature) -> bool:
+        """Was another graph for a call like ``other`` needed only because the model fixes sizes? Torch itself fixes
+        those that are 1.
         """
         pairs = zip(itertools.chain(*self.sizes), itertools.chain(*other.sizes), strict=True)
         return self.freedom >= other.freedom and not any(1 in pair and pair[0] != pair[1] for pair in pairs)

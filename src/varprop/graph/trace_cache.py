@@ -1,4 +1,4 @@
-"""Parts of a graph are traced once and written wherever they recur: the layers of a large model are few, many times."""
+"""Parts of a graph are traced once and written wherever they recur: a large model is a few layers, many times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(frozen=True)
-class Traced:
+class Step:
     """A function of trees of tensors as a graph, whose output is the leaves of its result."""
 
     graph: fx.Graph
@@ -39,7 +39,7 @@ class TraceCache:
     graph: fx.Graph
     mode: FakeTensorMode
     constants: Registry
-    known: dict[Any, Traced] = field(default_factory=dict)
+    known: dict[Any, Step] = field(default_factory=dict)
     sizes: dict[str, fx.Node] = field(default_factory=dict)  # nodes by the number they stand for
     outlines: dict[int, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class TraceCache:
             self.sizes[size] = new
         return new
 
-    def _trace(self, function: Callable[..., tuple[Any, Any]], leaves: list[Any], structure: TreeSpec) -> Traced:
+    def _trace(self, function: Callable[..., tuple[Any, Any]], leaves: list[Any], structure: TreeSpec) -> Step:
         note: list[Any] = []
 
         def run(*tensors: Any) -> list[Any]:
@@ -86,7 +86,7 @@ class TraceCache:
             traced = make_fx(run, pre_dispatch=True)(*examples)
         for node in traced.graph.find_nodes(op="get_attr"):  # made by a rule, such as the nodes of a quadrature
             node.target = f"constant.{keep_constant(getattr(traced, node.target), self.constants)}"
-        return Traced(traced.graph, *note)
+        return Step(traced.graph, *note)
 
     def _outline(self, leaf: Any) -> str:
         if not isinstance(leaf, fx.Node):

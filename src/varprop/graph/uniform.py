@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from varprop.graph.captured import arguments, shape_of, write_op
 from varprop.graph.merge import CONVOLUTIONS
 from varprop.graph.registry import Registries
 
 aten = torch.ops.aten
 
 LAYERS = aten.linear.default, aten.matmul.default, aten.mm.default
-GROUPS = 6  # among the arguments of a convolution
 
 
 def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
@@ -22,16 +23,15 @@ def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
 
     Which variances are uniform is looked up once: weights that are loaded later compile the network anew.
     """
-    uniform: dict[str, bool] = {}
+
+    @functools.cache
+    def is_uniform(path: str) -> bool:
+        return _is_uniform(tensors.var[path])
+
     for target in LAYERS + CONVOLUTIONS:
         for node in graph.find_nodes(op="call_function", target=target):
-            weight: Any = node.args[1]
-            if not str(getattr(weight, "target", "")).startswith("var.") or not _fits(node):
-                continue
-            path = weight.target.removeprefix("var.")
-            if path not in uniform:
-                uniform[path] = _is_uniform(tensors.var[path])
-            if uniform[path]:
+            registry, _, path = str(getattr(node.args[1], "target", "")).partition(".")
+            if registry == "var" and _fits(node) and is_uniform(path):
                 _replace(graph, node)
 
 
@@ -44,7 +44,7 @@ def _fits(node: fx.Node) -> bool:
     if node.kwargs or not isinstance(x, fx.Node) or not isinstance(weight, fx.Node):
         return False
     if node.target in CONVOLUTIONS:
-        return len(node.args) <= GROUPS or bool(node.args[GROUPS] == 1)
+        return bool(arguments(node)["groups"] == 1)
     return bool(weight.meta["val"].ndim == 2)
 
 
@@ -52,12 +52,8 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     args: tuple[Any, ...] = node.args
     x, weight, bias, *settings = args if len(args) > 2 else (*args, None)
     alike = bias is None and _is_added(node)
+    call = functools.partial(write_op, graph)
     with graph.inserting_before(node):
-
-        def call(target: Any, *args: Any) -> Any:
-            new = graph.call_function(target, args)
-            new.meta["val"] = target(*fx.map_arg(args, lambda arg: arg.meta["val"]))
-            return new
 
         def first(tensor: Any) -> Any:
             """Of all outputs, if they are alike."""
@@ -78,9 +74,8 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
 
 def _is_added(node: fx.Node) -> bool:
     """Only to tensors of its own shape, which broadcast what is the same for all outputs."""
-    shape = [*map(str, node.meta["val"].shape)]
 
     def full(other: Any) -> bool:
-        return isinstance(other, fx.Node) and other is not node and [*map(str, other.meta["val"].shape)] == shape
+        return isinstance(other, fx.Node) and other is not node and shape_of(other) == shape_of(node)
 
     return all(user.target is aten.add.Tensor and any(map(full, user.args[:2])) for user in node.users)

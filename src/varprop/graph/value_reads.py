@@ -44,8 +44,10 @@ class ValueReads(TorchFunctionMode):
         if function in UNIQUE and len(args) == 1 and _is_plain(kwargs):
             return self.__torch_function__(Tensor.__getitem__, (), _sorted_and_new(args[0]))
         masks = _masks(function, args)
+        if function in (torch.multinomial, Tensor.multinomial):
+            return _most_likely(*args, **kwargs)
         if not masks:
-            return _simplified(function)(*args, **kwargs)
+            return function(*args, **kwargs)
         places = {id(mask): self._places(mask) for mask in masks}
         if function is Tensor.__getitem__:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -105,12 +107,8 @@ def _sorted_and_new(x: Tensor) -> tuple[Tensor, Tensor]:
     return ordered, torch.cat([torch.ones_like(ordered[:1], dtype=torch.bool), ordered[1:] != ordered[:-1]])
 
 
-def _simplified(function: Any) -> Callable[..., Any]:
-    return _most_likely if function in (torch.multinomial, Tensor.multinomial) else function
-
-
 def _most_likely(weights: Tensor, count: int, replacement: bool = False, **_: Any) -> Tensor:
-    """In place of draws, which only models draw that do not depend on the outcome: the graph is checked against one."""
+    """In place of random draws. Where the output depends on them, comparing graph and model will tell."""
     if replacement:
         return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count)
     return weights.topk(count, -1).indices

@@ -16,7 +16,7 @@ from varprop.kernels import codegen
 from varprop.kernels.custom_op import registered
 from varprop.kernels.factored_ops import contract_reference, counts_of, numbers_of
 from varprop.kernels.launch import Launcher, tile, usable
-from varprop.kernels.pointwise import BODIES
+from varprop.kernels.pointwise import RULES
 
 TILE = 4, 128, 2  # rows, columns, warps
 MOST_TERMS = 16
@@ -41,7 +41,7 @@ def reference(
     wide = torch.promote_types(mean.dtype, torch.float32)
     var = F.linear(numbers.to(wide), vectors.T.to(wide)).to(mean.dtype)
     if torch.compiler.is_exporting():
-        first, second = BODIES[key].forward.graph(mean, var * log_alpha.exp())
+        first, second = RULES[key].graph(mean, var * log_alpha.exp())
     else:
         first, second = torch.ops.varprop.pointwise(mean, var, log_alpha, key)
     if by_var is None and by_square is None:
@@ -49,20 +49,13 @@ def reference(
     return first, contract_reference(first, second, by_var, by_square, ones)
 
 
-def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
-    mean, numbers = arguments[:2]
-    fits = mean.numel() and usable(*(x for x in arguments if isinstance(x, Tensor))) and numbers.shape[-1] <= MOST_TERMS
-    return (_launch(*arguments) if fits else None) or reference(*arguments)
+def _fits(mean: Tensor, numbers: Tensor, *rest: Any) -> bool:
+    tensors = mean, numbers, *(x for x in rest if isinstance(x, Tensor))
+    return mean.numel() > 0 and usable(*tensors) and numbers.shape[-1] <= MOST_TERMS
 
 
-def _outline(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _results(mean, *rest[3:6])
-
-
-activate = registered("activation", reference, _compute, _outline)
-
-
-def _results(mean: Tensor, by_var: Tensor | None, by_square: Tensor | None, ones: bool) -> tuple[Tensor, Tensor]:
+def _outline(mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, by_var, by_square, ones, _ = rest
     first = mean.new_empty(mean.shape)
     if by_var is None and by_square is None:
         return first, mean.new_empty(mean.shape)
@@ -71,14 +64,14 @@ def _results(mean: Tensor, by_var: Tensor | None, by_square: Tensor | None, ones
 
 @functools.cache
 def _launcher(key: str, terms: int, by_var: int, by_square: int, ones: bool) -> Launcher:
-    return Launcher(lambda: codegen.emit_tokens(BODIES[key].forward.graph, terms, by_var, by_square, ones))
+    return Launcher(lambda: codegen.emit_tokens(RULES[key].graph, terms, by_var, by_square, ones))
 
 
 def _launch(
     mean: Tensor, numbers: Tensor, log_alpha: Tensor, vectors: Tensor, peaks: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor] | None:
     by_var, by_square, ones, key = rest
-    results = _results(mean, by_var, by_square, ones)
+    results = _outline(mean, *rest)
     counts = counts_of(by_var, by_square)
     given = [mean if x is None else x.contiguous() for x in (by_var, by_square)]
     size = mean.shape[-1]
@@ -88,3 +81,6 @@ def _launch(
     launcher = _launcher(key, len(vectors), *counts, ones)
     rows, block, warps = tile(tokens, TILE)
     return launcher.launch((-(-tokens // rows),), arguments, results, ROWS=rows, BLOCK=block, num_warps=warps)
+
+
+activate = registered("activation", reference, _launch, _fits, _outline)

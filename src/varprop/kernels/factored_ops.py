@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from varprop.kernels.custom_op import registered
-from varprop.kernels.flash import arguments_of, attend
-from varprop.kernels.float8 import spread, spread_form
-from varprop.kernels.launch import LONGEST_ROW, at_least_16, attempt, on, tile, usable
+from varprop.kernels.flash import arguments_of
+from varprop.kernels.float8 import spread_form
+from varprop.kernels.launch import LONGEST_ROW, at_least_16, on, tile, usable
 from varprop.kernels.norm_op import tile_for
 from varprop.moments import Factored, Moments, is_random, mean_of
 from varprop.rules import attention, factored_layers
@@ -44,7 +43,7 @@ def contract_reference(
 
 
 def numbers_of(mean: Tensor, count: int) -> Tensor:
-    """A place for so many numbers of each token."""
+    """Memory for ``count`` numbers of each token."""
     return mean.new_empty((*mean.shape[:-1], count), dtype=torch.promote_types(mean.dtype, torch.float32))
 
 
@@ -52,12 +51,9 @@ def counts_of(*vectors: Tensor | None) -> list[int]:
     return [0 if x is None else x.shape[0] for x in vectors]
 
 
-def _contract(*arguments: Any) -> Tensor:
+def _contract_fits(*arguments: Any) -> bool:
     mean, tensors = arguments[0], [x for x in arguments if isinstance(x, Tensor)]
-    counts = counts_of(*arguments[2:4])
-    fits = usable(*tensors) and mean.numel() and max(counts) <= MOST_SUMS
-    result = attempt("a sum over features", lambda: _launch_contract(*arguments)) if fits else None
-    return contract_reference(*arguments) if result is None else result
+    return usable(*tensors) and mean.numel() > 0 and max(counts_of(*arguments[2:4])) <= MOST_SUMS
 
 
 def _contract_outline(mean: Tensor, other: Any, by_other: Any, by_square: Any, ones: bool) -> Tensor:
@@ -88,7 +84,7 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-contracted = registered("contract", contract_reference, _contract, _contract_outline)
+contracted = registered("contract", contract_reference, _launch_contract, _contract_fits, _contract_outline)
 
 
 # --- norms -----------------------------------------------------------------------------------------------
@@ -141,32 +137,19 @@ def norm_reference(
     return y, results, total_mean, joint
 
 
-def _norm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _norm_fits(*arguments: Any) -> bool:
     mean, _, sums = arguments[:3]
     tensors = [x for x in arguments if isinstance(x, Tensor)]
-    fits = usable(*tensors) and 0 < mean.shape[-1] <= LONGEST_ROW and len(sums) <= MOST_TERMS and mean.numel()
-    if fits and (results := attempt("a norm", lambda: _launch_norm(*arguments))):
-        return results
-    return norm_reference(*arguments)
+    return usable(*tensors) and 0 < mean.shape[-1] <= LONGEST_ROW and len(sums) <= MOST_TERMS and mean.numel() > 0
 
 
 def _norm_outline(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _norm_results(mean, numbers, rest)
-
-
-def _norm_results(mean: Tensor, numbers: Tensor, rest: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *_, more_mean, _, more_numbers = rest
-    terms = numbers.shape[-1] + (0 if more_numbers is None else more_numbers.shape[-1])
+    _, _, weight_var, *_, ones, by_numbers, by_square, more, more_mean, _, more_numbers = rest
+    terms, counts = sum(x.shape[-1] for x in (numbers, more_numbers) if x is not None), counts_of(by_numbers, by_square)
+    count = sum(counts) + more if any(counts) else terms + (weight_var is not None) + ones
     total = mean.new_empty(0 if more_mean is None else mean.shape)
     joint = numbers.new_empty(0 if more_numbers is None else (*numbers.shape[:-1], terms))
-    return mean.new_empty(mean.shape), numbers_of(mean, _count(terms, rest)), total, joint
-
-
-def _count(terms: int, rest: Sequence[Any]) -> int:
-    """Of numbers that leave."""
-    _, _, weight_var, *_, ones, by_numbers, by_square, more, _, _, _ = rest
-    counts = counts_of(by_numbers, by_square)
-    return sum(counts) + more if any(counts) else terms + (weight_var is not None) + ones
+    return mean.new_empty(mean.shape), numbers_of(mean, count), total, joint
 
 
 def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -176,7 +159,7 @@ def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tup
     size = mean.shape[-1]
     tokens, block = mean.numel() // size, at_least_16(size)
     kind = 0 if weight is None else 1 if weight_var is None else 2
-    results = _norm_results(mean, numbers, (sums, *rest))
+    results = _norm_outline(mean, numbers, sums, *rest)
     given = [x.reshape(tokens, -1) for x in (numbers, numbers if more_numbers is None else more_numbers)]
     first, terms = given[0].shape[1], sum(x.shape[1] for x in given[: 1 if more_numbers is None else 2])
     added = [mean if x is None else x.contiguous() for x in optional]
@@ -195,7 +178,7 @@ def _launch_norm(mean: Tensor, numbers: Tensor, sums: Tensor, *rest: Any) -> tup
     return results
 
 
-normalized = registered("token_norm", norm_reference, _norm, _norm_outline)
+normalized = registered("token_norm", norm_reference, _launch_norm, _norm_fits, _norm_outline)
 
 
 # --- the steps of rules ----------------------------------------------------------------------------------
@@ -240,11 +223,3 @@ def _attend_form(query: Tensor, key: Tensor, value: Any, *args: Any, **kwargs: A
 
 
 FUSED = Backend(spread_form, _contract_form, _normalize_form, _attend_form)
-
-CALLS = {
-    torch.ops.varprop.contract.default: contracted,
-    torch.ops.varprop.token_norm.default: normalized,
-    torch.ops.varprop.attention.default: attend,
-    torch.ops.varprop.spread.default: spread,
-}
-"""What a flat graph calls in the place of these ops: without the detour over torch's dispatcher where that can be."""

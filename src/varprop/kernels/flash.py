@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from varprop.kernels.custom_op import registered
-from varprop.kernels.launch import FEW, at_least_16, attempt, on, usable
+from varprop.kernels.launch import FEW, at_least_16, on, usable
 from varprop.moments import Moments, mean_of
 from varprop.rules.attention import attention as rule
 
@@ -30,19 +30,6 @@ def reference(
     return tuple(rule(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=shared))
 
 
-def _compute(*arguments: Any) -> tuple[Tensor, Tensor]:
-    if _fits(*arguments) and (results := attempt("attention", lambda: _launch(*arguments))):
-        return results
-    return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 4 else x for x in reference(*arguments))  # type: ignore[return-value]
-
-
-def _outline(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _results(query, mean, var)
-
-
-attend = registered("attention", reference, _compute, _outline)
-
-
 def arguments_of(
     width: int,
     query: Any,
@@ -60,13 +47,13 @@ def arguments_of(
     return mean_of(query), mean_of(key), *value, mean_of(attn_mask), is_causal, scale
 
 
-def _results(query: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+def _outline(query: Tensor, key: Tensor, mean: Tensor, var: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Heads beside each other, as the layer that follows takes them without a copy."""
     if query.ndim != 4:
-        first, second = (x.new_empty((*query.shape[:-1], x.shape[-1])) for x in values)
+        first, second = (x.new_empty((*query.shape[:-1], x.shape[-1])) for x in (mean, var))
         return first, second
-    batch, heads, length, _ = query.shape
-    first, second = (x.new_empty((batch, length, heads, x.shape[-1])).transpose(1, 2) for x in values)
+    batch, heads, length = query.shape[:-1]
+    first, second = (x.new_empty((batch, length, heads, x.shape[-1])).transpose(1, 2) for x in (mean, var))
     return first, second
 
 
@@ -91,7 +78,7 @@ def _launch(
     from varprop.kernels.triton_kernels import attention_kernel
 
     batch, heads, length, size = query.shape
-    results, asked = _results(query, mean, var), var.shape[-1]
+    results, asked = _outline(query, key, mean, var), var.shape[-1]
     var = _in_full_columns(var, mean.dtype)
     widest = max(size, mean.shape[-1], var.shape[-1])
     rows, columns, warps = _tile(widest, query.dtype)
@@ -130,3 +117,6 @@ def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int]:
     if dtype == torch.float32:
         return (64, 32, 4) if width <= 64 else (32, 32, 4) if width <= 128 else (16, 16, 4)
     return (128, 32, 4) if width <= 64 else (64, 32, 4) if width <= 128 else (32, 32, 4)
+
+
+attend = registered("attention", reference, _launch, _fits, _outline)

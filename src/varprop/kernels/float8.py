@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from varprop.kernels.custom_op import registered
-from varprop.kernels.launch import LONGEST_ROW, at_least_16, attempt, on, runs_on
+from varprop.kernels.launch import LONGEST_ROW, at_least_16, on, runs_on
 from varprop.rules import linear
 
 EIGHT = torch.float8_e4m3fn
@@ -39,8 +39,8 @@ def has_eight_bits(device: torch.device) -> bool:
     )
 
 
-def suits(mean: Tensor) -> bool:
-    return bool(mean.numel()) and mean.dtype == torch.bfloat16 and has_eight_bits(mean.device)
+def suits(mean: Tensor, *_: Any) -> bool:
+    return mean.numel() > 0 and mean.dtype == torch.bfloat16 and has_eight_bits(mean.device)
 
 
 def pack(second: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,17 +73,8 @@ def reference(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns:
     return linear.spread(mean.to(wide), var.to(wide), second, noise, added).to(mean.dtype)
 
 
-def _compute(*arguments: Any) -> Tensor:
-    fits = suits(arguments[0])
-    result = attempt("a product of 8-bit numbers", lambda: _launch(*arguments)) if fits else None
-    return reference(*arguments) if result is None else result
-
-
 def _outline(mean: Tensor, var: Tensor, weights: Tensor, *_: Any) -> Tensor:
     return mean.new_empty((*mean.shape[:-1], weights.shape[0]))
-
-
-spread = registered("spread", reference, _compute, _outline)
 
 
 class Numbers(NamedTuple):
@@ -121,6 +112,9 @@ def multiply(numbers: Numbers, weights: Tensor, rows: Tensor, bias: Tensor | Non
         bias=bias, out_dtype=mean.dtype, use_fast_accum=False,
     )  # fmt: skip
     return product.view(*mean.shape[:-1], -1)
+
+
+spread = registered("spread", reference, _launch, suits, _outline)
 
 
 def spread_form(mean: Tensor, var: Tensor, second: Tensor, noise: Tensor, bias: Tensor | None) -> Tensor:

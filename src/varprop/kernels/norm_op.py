@@ -8,7 +8,7 @@ from torch import Tensor
 
 from varprop.kernels import float8
 from varprop.kernels.custom_op import registered
-from varprop.kernels.launch import FEW, LONGEST_ROW, at_least_16, attempt, on, usable
+from varprop.kernels.launch import FEW, LONGEST_ROW, at_least_16, on, usable
 from varprop.moments import Moments
 from varprop.rules import functions, streamlining
 from varprop.rules.normalization import NORMALIZATION, scale_and_shift
@@ -63,14 +63,10 @@ def reference(
     return Results(y.mean, y.var if kept else y.var.new_empty(0), *totals, behind)
 
 
-def _compute(*arguments: Any) -> Results:
-    mean, var = arguments[:2]
-    *given, weights, _, _, _, _ = arguments
-    fits = usable(*(x for x in given if isinstance(x, Tensor))) and (weights is None or float8.suits(mean))
-    fits = fits and mean.shape == var.shape and 0 < mean.shape[-1] <= LONGEST_ROW and bool(mean.numel())
-    if fits and (results := attempt("norm", lambda: _launch(*arguments))):
-        return results
-    return Results(*(x.contiguous() for x in reference(*arguments)))
+def _fits(mean: Tensor, var: Tensor, *rest: Any) -> bool:
+    *given, weights, _, _, _, _ = rest
+    fits = usable(mean, var, *(x for x in given if isinstance(x, Tensor))) and (weights is None or float8.suits(mean))
+    return fits and mean.shape == var.shape and 0 < mean.shape[-1] <= LONGEST_ROW and mean.numel() > 0
 
 
 def _outline(mean: Tensor, var: Tensor, *rest: Any) -> Results:
@@ -83,9 +79,6 @@ def _outline(mean: Tensor, var: Tensor, *rest: Any) -> Results:
         var.new_empty(size),
         mean.new_empty((0,) if weights is None else (*mean.shape[:-1], weights.shape[0])),
     )
-
-
-normalize = registered("norm", reference, _compute, _outline)
 
 
 def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> Results:
@@ -122,3 +115,6 @@ def tile_for(tokens: int, block: int) -> tuple[int, int]:
 
 def _kind(mean: Tensor | None, var: Tensor | None) -> int:
     return 0 if mean is None else 1 if var is None else 2
+
+
+normalize = registered("norm", reference, _launch, _fits, _outline)

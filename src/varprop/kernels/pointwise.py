@@ -65,20 +65,6 @@ class Traced:
         return self.narrow(*tensors) if narrow else self.graph(*tensors)
 
 
-class Body:
-    """A traced rule and its derivative."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self.key = hashlib.sha256(graph.code.encode()).hexdigest()[:16]
-        self.forward = Traced(graph)
-
-    @functools.cached_property
-    def backward(self) -> Traced:
-        """Traced in a thread of its own, because inside an op there is no autograd."""
-        with ThreadPoolExecutor(1) as aside:
-            return Traced(aside.submit(_differentiated, self.forward.graph).result())
-
-
 class Tier:
     """A rule on a CPU, compiled once it has worked on as many entries as make it worth it; torch keeps it on disk."""
 
@@ -110,12 +96,6 @@ class Tier:
             say(f"a rule could not be compiled and goes on as it is, slower: {error!r}"[:300])
 
 
-BODIES: dict[str, Body] = {}
-"""Every rule that was traced, under a name that is its content: the op knows it by that name."""
-TRACED: dict[tuple[Any, ...], Body | None] = {}
-"""And by the call that was traced, which takes a second: rules are values, so it serves all networks."""
-
-
 def _differentiated(graph: fx.GraphModule) -> fx.GraphModule:
     """The gradients of the inputs, given those of the results."""
 
@@ -144,7 +124,7 @@ def _anywhere(graph: fx.GraphModule) -> fx.GraphModule:
 @torch.library.custom_op("varprop::pointwise", mutates_args=())
 def pointwise(mean: Tensor, var: Tensor, log_alpha: Tensor, key: str) -> tuple[Tensor, Tensor]:
     """The moments of a pointwise function of x ~ N(mean, α var); ``key`` names the traced rule."""
-    return BODIES[key].forward(mean, var, log_alpha)
+    return RULES[key].formula(mean, var, log_alpha)
 
 
 @torch.library.custom_op("varprop::pointwise_backward", mutates_args=())
@@ -152,7 +132,7 @@ def pointwise_backward(
     mean: Tensor, var: Tensor, log_alpha: Tensor, mean_gradient: Tensor, var_gradient: Tensor, key: str
 ) -> tuple[Tensor, Tensor]:
     """The gradients of mean and of α var."""
-    return BODIES[key].backward(mean, var, log_alpha, mean_gradient, var_gradient)
+    return RULES[key].derivative(mean, var, log_alpha, mean_gradient, var_gradient)
 
 
 @pointwise.register_fake
@@ -195,11 +175,18 @@ def in_chunks(function: Function, size: int, *tensors: Tensor) -> tuple[Tensor, 
 
 
 class Pointwise(nn.Module):
-    """A rule that acts on each entry alone, shared by all layers of a network."""
+    """A rule that acts on each entry alone, traced, and its derivative; shared by all layers of all networks."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
-        self.body, self.graph = body, body.forward.graph
+        self.graph, self.formula = graph, Traced(graph)
+        self.key = hashlib.sha256(graph.code.encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def derivative(self) -> Traced:
+        """Traced in a thread of its own, because inside an op there is no autograd."""
+        with ThreadPoolExecutor(1) as aside:
+            return Traced(aside.submit(_differentiated, self.graph).result())
 
     def forward(self, mean: Tensor, var: Tensor, log_alpha: Tensor) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_exporting() or (torch.compiler.is_compiling() and mean.device.type == "cpu"):
@@ -207,10 +194,16 @@ class Pointwise(nn.Module):
         if mean.shape != var.shape:
             mean, var = torch.broadcast_tensors(mean, var)
         inputs = *aligned(mean, var), log_alpha
-        return self.body.forward(*inputs) if direct(*inputs) else torch.ops.varprop.pointwise(*inputs, self.body.key)
+        return self.formula(*inputs) if direct(*inputs) else torch.ops.varprop.pointwise(*inputs, self.key)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pointwise:
-        return Pointwise(self.body)  # it holds no tensors
+        return self  # it holds no tensors
+
+
+RULES: dict[str, Pointwise] = {}
+"""Traced rules by their keys: the op has nothing else to find them by."""
+TRACED: dict[tuple[Any, ...], Pointwise | None] = {}
+"""And by the call that was traced, which takes a second: rules are values, so it serves all networks."""
 
 
 def trace(rule: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: Any) -> Pointwise | None:
@@ -218,23 +211,17 @@ def trace(rule: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: An
     call = rule, dtype, repr(args), repr(sorted(kwargs.items()))
     if call not in TRACED:
         graph = _trace(lambda x: rule(x, *args, **kwargs), dtype)
-        body = None if graph is None else Body(graph)
-        TRACED[call] = body and BODIES.setdefault(body.key, body)
-    found = TRACED[call]
-    return Pointwise(found) if found else None
-
-
-@functools.cache
-def _module(rule: Callable[[Moments], Any], dtype: torch.dtype) -> Pointwise:
-    module = trace(rule, dtype)
-    if module is None:
-        raise RuleError("this rule is not pointwise")
-    return module
+        module = None if graph is None else Pointwise(graph)
+        TRACED[call] = module and RULES.setdefault(module.key, module)
+    return TRACED[call]
 
 
 def moments_of(rule: Callable[[Moments], Any], x: Moments) -> Moments:
     """What a pointwise rule makes of ``x``, as networks run it."""
-    return Moments(*_module(rule, x.mean.dtype)(*x, torch.zeros((), dtype=x.mean.dtype, device=x.mean.device)))
+    module = trace(rule, x.mean.dtype)
+    if module is None:
+        raise RuleError("this rule is not pointwise")
+    return Moments(*module(*x, torch.zeros((), dtype=x.mean.dtype, device=x.mean.device)))
 
 
 def _trace(function: Callable[[Moments], Any], dtype: torch.dtype) -> fx.GraphModule | None:

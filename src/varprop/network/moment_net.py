@@ -102,7 +102,7 @@ class MomentNet(Registries):
         """The graph for this call, captured if it is the first of its kind, and the tensors to run it with."""
         call = self.bind(args, kwargs)
         found = self._find(call)
-        if found is not None and (is_traced() or found.has_checked(call)):
+        if found is not None and (is_traced() or call.sizes in found.checked):
             if found.captured.guards and is_traced():
                 raise CaptureError("its graph depends on values of inputs, which a compiled one would not look at")
             return found, call.leaves
@@ -156,7 +156,7 @@ class MomentNet(Registries):
         if not self._plans and (end := plan.dead_end):
             self._warn_once(f"no variance reaches the output of {name}, so it is certain: it ends at {end}")
         kept = f"gets a graph of its own, of which the latest {MOST_GRAPHS} are kept"
-        if any(known.signature.leaves_no_need(plan.signature) for known in same):
+        if any(known.signature.could_have_served(plan.signature) for known in same):
             text = f"{name} cannot be captured with free sizes: every new shape of its inputs {kept}"
             self._warn_once(f"{text}; pad inputs to a few shapes")
         if len(same) < len(alike):

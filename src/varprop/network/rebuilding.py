@@ -41,7 +41,11 @@ def describe(model: nn.Module) -> dict[str, Any]:
 def rebuild(record: Mapping[str, Any]) -> nn.Module:
     """A model of transformers in eval mode, without numbers: its tensors are on the meta device."""
     if not isinstance(record.get("config"), dict):
-        raise _not_rebuilt(record)
+        note = f" ({record['note']})" if record.get("note") else ""
+        raise NetworkFileError(
+            f"it holds a {record.get('class')} of {record.get('module')}, which is not rebuilt{note}: "
+            "give one as model=, in eval mode; its weights do not matter"
+        )
     kind = _find(record)
     try:
         config = kind.config_class.from_dict(dict(record["config"]))
@@ -93,14 +97,6 @@ def fill(model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[st
             for key, tensor in tensors.items():
                 if tensor is not None:
                     tensors[key] = new[id(tensor)]  # type: ignore[assignment]
-
-
-def _not_rebuilt(record: Mapping[str, Any]) -> NetworkFileError:
-    note = f" ({record['note']})" if record.get("note") else ""
-    return NetworkFileError(
-        f"it holds a {record.get('class')} of {record.get('module')}, which is not rebuilt{note}: "
-        "give one as model=, in eval mode; its weights do not matter"
-    )
 
 
 def _find(record: Mapping[str, Any]) -> Any:
