@@ -78,9 +78,13 @@ class Predictor(ABC):
         """All tensors of the predictor, as a network that can be saved."""
         raise NetworkFileError(f"a {type(self).__name__} is not one of varprop's own predictors, and cannot be saved")
 
-    def describe(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What else it takes to make the predictor again, as JSON."""
-        return {"kind": type(self).__name__}
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        """Its kind and settings, and those of a predictor that it is made from."""
+        return {"kind": type(self).__name__, **self.settings()}
 
     def save_pretrained(self, path: str | os.PathLike[str], *, processor: Any = None, evaluation: Any = None) -> None:
         """Write the predictor to a folder, for ``vp.load``: ``config.json``, ``model.safetensors`` and a model card.
@@ -124,12 +128,8 @@ class Wrapper(Predictor):
     def network(self) -> MomentNet:
         return self.predictor.network()
 
-    def settings(self) -> dict[str, Any]:
-        """What the predictor has beside the one it is made from, as JSON."""
-        return {}
-
     def describe(self) -> dict[str, Any]:
-        return super().describe() | self.settings() | {"predictor": self.predictor.describe()}
+        return super().describe() | {"predictor": self.predictor.describe()}
 
 
 class GaussianPredictor(Predictor):
