@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import varprop
 from varprop.calibration import calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.cli import shell
@@ -52,7 +52,7 @@ LinkName = Annotated[str, typer.Option(help=f"{LINK_NAMES}.")]
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"varprop {metadata.version('varprop')}, torch {torch.__version__}")
+        typer.echo(f"varprop {varprop.__version__}, torch {torch.__version__}")
         raise typer.Exit
 
 

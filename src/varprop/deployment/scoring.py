@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.deployment.artifact import Artifact, open_artifact
-from varprop.deployment.batching import answer_examples, to_json
+from varprop.deployment.artifact import open_artifact
 from varprop.deployment.exporting import import_optional, versions
 from varprop.deployment.preprocessing import Example, Preprocessor
 from varprop.deployment.sources import PROBLEM, Piece, Row, pieces_of
@@ -61,12 +60,8 @@ class Job:
     """Returns the model, where it is none that can be rebuilt."""
 
     @cached_property
-    def artifact(self) -> Artifact:
-        return open_artifact(self.model, model=self.build() if self.build else None, device=self.device)
-
-    @cached_property
     def preprocessor(self) -> Preprocessor:
-        return Preprocessor(self.artifact)
+        return Preprocessor(open_artifact(self.model, model=self.build() if self.build else None, device=self.device))
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -104,13 +99,13 @@ class Job:
             for row, answer in zip(batch, self._answers(batch), strict=True):
                 keys = {name: row.get(name) if name in known else _text(row.get(name)) for name in kept}
                 found.append({"row": shard.first + len(found), **keys, **answer})
-        arrow = import_optional("pyarrow", "score")
+        artifact, arrow = self.preprocessor.artifact, import_optional("pyarrow", "score")
         numbers = arrow.list_(arrow.float32())
-        answers = {"label": arrow.string() if self.artifact.classes else arrow.int64()}
+        answers = {"label": arrow.string() if artifact.classes else arrow.int64()}
         answers |= {"confidence": arrow.float32(), "probs": numbers}
         answers |= {"prediction": numbers, "std": numbers, "abstain": arrow.bool_()}
         types = {"row": arrow.int64()} | {name: known.get(name, arrow.string()) for name in kept}
-        types |= {name: kind for name, kind in answers.items() if name in self.artifact.outputs}
+        types |= {name: kind for name, kind in answers.items() if name in artifact.outputs}
         return arrow.Table.from_pylist(found, arrow.schema(types | {"problem": arrow.string()}))
 
     def _answers(self, rows: Sequence[Row]) -> list[Row]:
@@ -122,8 +117,8 @@ class Job:
                 examples[number] = self._read(row)
             except InputError as error:
                 found[number] = {"problem": str(error)}
-        for number, answer in zip(examples, answer_examples(self.preprocessor, [*examples.values()]), strict=True):
-            found[number] = to_json(answer, self.artifact)
+        for number, answer in zip(examples, self.preprocessor.answers([*examples.values()]), strict=True):
+            found[number] = answer
         return found
 
     def _read(self, row: Row) -> Example:
@@ -137,12 +132,12 @@ class Job:
 
     def manifest(self) -> dict[str, Any]:
         """What decides the scores: with another one, a folder is not gone on with."""
-        pieces = {id(shard.piece): shard.piece for shard in self.shards}.values()
+        artifact, pieces = self.preprocessor.artifact, {id(shard.piece): shard.piece for shard in self.shards}.values()
         return {
             "format": FORMAT,
             "version": 1,
-            "model": {"sha256": self.artifact.sha256, "classes": self.artifact.classes},
-            "threshold": self.artifact.threshold,
+            "model": {"sha256": artifact.sha256, "classes": artifact.classes},
+            "threshold": artifact.threshold,
             "versions": versions(),
             "data": [piece.fingerprint() for piece in pieces],
             "key": self.key,
