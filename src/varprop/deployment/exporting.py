@@ -182,7 +182,7 @@ class Sink(io.BufferedWriter):
 
 def _write_pt2(program: ExportedProgram, _: Any, about: Metadata, path: Path) -> Run:
     with Sink(path) as sink:
-        torch.export.save(program, sink, extra_files={RECORD: json.dumps(about)})  # type: ignore[arg-type]
+        torch.export.save(program, sink, extra_files={RECORD: json.dumps(about)})
     module = program.module()
     return lambda inputs: list(module(*inputs).values())
 
@@ -190,7 +190,7 @@ def _write_pt2(program: ExportedProgram, _: Any, about: Metadata, path: Path) ->
 def _write_aot(program: ExportedProgram, _: Any, about: Metadata, path: Path) -> Run:
     settings = {"aot_inductor.metadata": {key: json.dumps(value) for key, value in about.items()}}
     with Sink(path) as sink:
-        torch._inductor.aoti_compile_and_package(program, package_path=sink, inductor_configs=settings)  # type: ignore[arg-type]
+        torch._inductor.aoti_compile_and_package(program, package_path=sink, inductor_configs=settings)
     module = torch._inductor.aoti_load_package(str(path))
     return lambda inputs: list(module(*inputs).values())
 
@@ -250,7 +250,7 @@ def _check(run: Run, predictor: Predictor, named: Mapping[str, Tensor], kept: li
 
 
 def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Near x, but other numbers, where it has floats."""
+    """With noise added to floats; other dtypes as they are."""
     if not x.is_floating_point():
         return x
     return x + x.std() * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)

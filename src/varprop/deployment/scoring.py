@@ -131,7 +131,7 @@ class Job:
         return self.preprocessor.read(row)
 
     def manifest(self) -> dict[str, Any]:
-        """What decides the scores: with another one, a folder is not gone on with."""
+        """What decides the scores: a folder with another one is not resumed."""
         artifact, pieces = self.preprocessor.artifact, {id(shard.piece): shard.piece for shard in self.shards}.values()
         return {
             "format": FORMAT,
@@ -222,7 +222,7 @@ def score(
     Files are named in the order of the data, and rows have that order in them: ``row`` is the number of each in all
     the data, beside the columns ``key``, the path of an image, the key in a tar file. A row that cannot be read has a
     ``problem`` in the place of an answer. A file has ``rows`` rows; it is there as a whole or not at all, so that the
-    same call goes on where another was killed. Beside them lies a manifest. Returns None where others, under
+    same call resumes one that was killed. Beside them lies a manifest. Returns None where others, under
     ``torchrun``, have shards left to do.
     """
     place = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else device

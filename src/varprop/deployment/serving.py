@@ -127,7 +127,7 @@ def make_app(artifact: Artifact, settings: Settings | None = None) -> FastAPI:
 
 
 def _add_views(app: FastAPI, preprocessor: Preprocessor, metrics: Metrics, batcher: Batcher) -> None:
-    """What can be looked at."""
+    """The endpoints that only show something."""
     artifact = preprocessor.artifact
 
     @app.get("/health")
@@ -215,7 +215,7 @@ def _request_schema(preprocessor: Preprocessor) -> dict[str, Any]:
 
 
 class RequestLog:
-    """Counts every request, and notes it down."""
+    """Counts and logs every request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics

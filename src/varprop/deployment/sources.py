@@ -26,9 +26,9 @@ STATE = "state.json"
 PROBLEM = "__problem__"
 """The column that says why a row cannot be read; the others are not there then."""
 ENDS = 2**16
-"""Bytes at either end of a file that tell it from others."""
+"""Bytes at either end of a file that go into its fingerprint."""
 MOST_BYTES = 2**28
-"""Of one file among the data that is read as a whole."""
+"""Size of the largest file that is read as a whole."""
 Row = dict[str, Any]
 
 
