@@ -28,7 +28,7 @@ FORMAT = "varprop.scores"
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows ``start`` to ``stop`` of a piece of the data, of which ``first`` is the number in all the data."""
+    """Rows ``start`` to ``stop`` of a piece of the data; ``first`` is the number of its first row in all the data."""
 
     number: int
     piece: Piece

@@ -33,7 +33,7 @@ UNLABELLED = "no example has a label: all are -100"
 
 
 class Predictor(ABC):
-    """Anything that answers: ``predictor(*args, **kwargs)`` takes what the model takes and returns a prediction.
+    """Anything that predicts: ``predictor(*args, **kwargs)`` takes what the model takes and returns a prediction.
 
     ``classes`` are names of the classes, ``processor`` makes inputs of raw data: a tokenizer, an image processor.
     """
@@ -49,7 +49,7 @@ class Predictor(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where inputs belong."""
+        """The device that inputs belong on."""
 
     def predict(self, data: Any, *, batch_size: int = SIZE, progress: bool = True) -> Any:
         """The prediction for all of ``data``, as one object on the CPU.

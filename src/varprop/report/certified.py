@@ -15,7 +15,7 @@ from varprop.report.summary import Summary
 
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 WORTH = 0.2
-"""The risk is the first at which all methods of the headline answer that much, else the first for any method."""
+"""The risk shown is the first at which all methods of the headline answer this fraction, else the first for any."""
 
 
 @dataclass(frozen=True)
