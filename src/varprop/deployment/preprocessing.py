@@ -35,7 +35,7 @@ class Limits:
 
 
 class Preprocessor:
-    """Reads examples as an artifact takes them.
+    """Reads examples as an artifact takes them, and has it answer them.
 
     An example is a mapping with ``image`` (the bytes of a file), or ``text``, or an array for each input by its name.
     """
