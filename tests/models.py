@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from torch import Tensor, nn
@@ -113,6 +114,14 @@ def make(name: str, **options: Any) -> tuple[nn.Module, Batch]:
                 module.running_mean.uniform_(-0.5, 0.5)
                 module.running_var.uniform_(0.5, 2.0)
     return model.eval(), batch
+
+
+def tokenizer_of(*words: str) -> transformers.PreTrainedTokenizerFast:
+    """Of whole words, which come after ``[PAD]`` and ``[UNK]``."""
+    vocabulary = {word: number for number, word in enumerate(("[PAD]", "[UNK]", *words))}
+    found = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=found, pad_token="[PAD]", unk_token="[UNK]")
 
 
 def posterior_of(model: nn.Module, var: float = 1e-4) -> vp.Posterior:

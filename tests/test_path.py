@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification
 
 import varprop as vp
+from tests.models import tokenizer_of
 
 pytestmark = pytest.mark.second
 CENTRES = torch.tensor([[0.0, 2.0], [1.7, -1.0], [-1.7, -1.0]])
@@ -103,12 +103,9 @@ def walk_regression(root):
 
 
 def walk_text(root):
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    tokenizer = tokenizer_of(*WORDS)
     config = BertConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=len(tokenizer),
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,

@@ -82,6 +82,7 @@ def test_without_scikit_learn(refused, monkeypatch, tmp_path):
 
 
 def test_fashion_mnist_is_taken_where_it_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "FASHION", tmp_path)
     rng = np.random.default_rng(0)
     for part, size in (("train", 60_000), ("t10k", 10_000)):
         head = struct.pack(">IIII", 2051, size, 28, 28)
@@ -89,7 +90,7 @@ def test_fashion_mnist_is_taken_where_it_is_installed(tmp_path, monkeypatch):
         images[:, 0] = labels = rng.integers(0, 10, size).astype(np.uint8)
         (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + images.tobytes(), 1))
         (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(head[:8] + labels.tobytes(), 1))
-    data = demo.read_data(tmp_path)
+    data = demo.read_data()
     for part in (data.train, data.calibration, data.certification, data.test):
         assert torch.equal(((part.images[:, 0, 0, 0] + 1) * 127.5).round().long(), part.labels)
         assert float(part.images.min()) == -1

@@ -9,7 +9,6 @@ import torch
 import varprop as vp
 from tests.deployment.conftest import write_classifier
 from varprop.deployment.artifact import open_artifact
-from varprop.deployment.batching import answer_examples, to_json
 from varprop.deployment.preprocessing import Limits, Preprocessor
 from varprop.errors import InputError, NetworkFileError
 from varprop.prediction.predictor_config import describe_link
@@ -65,11 +64,9 @@ WORDS = ["good film", "bad", "film film film good bad film", "good film"]
 
 
 def assert_reads_texts(place, expected):
-    artifact = open_artifact(place)
-    preprocessor = Preprocessor(artifact, Limits(characters=100))
+    preprocessor = Preprocessor(open_artifact(place), Limits(characters=100))
     assert preprocessor.columns[0] == "text"
-    examples = [preprocessor.read({"text": text}) for text in WORDS]
-    found = [to_json(each, artifact) for each in answer_examples(preprocessor, examples)]
+    found = preprocessor.answers([preprocessor.read({"text": text}) for text in WORDS])
     assert [each["label"] for each in found] == expected.names
     np.testing.assert_allclose([each["probs"] for each in found], expected.probs, atol=1e-5)
     for wrong in ("x" * 101, 3):

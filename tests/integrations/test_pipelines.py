@@ -2,20 +2,17 @@ import pytest
 import torch
 
 import varprop as vp
+from tests.models import tokenizer_of
 from varprop.errors import InputError
 from varprop.integrations.pipelines import ClassificationPipeline
 
 transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
 TEXTS = ["good film", "bad film", "good good good", "bad", "film film bad bad good"]
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    words = tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3, "film": 4}, unk_token="[UNK]")
-    raw = tokenizers.Tokenizer(words)
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]")
+    return tokenizer_of("good", "bad", "film")
 
 
 @pytest.fixture(scope="module")

@@ -106,19 +106,18 @@ def test_rows_without_numbers_give_no_figures():
     rows = [Row("d", m, 0, 4, {"accuracy": 0.5, "nll": math.inf}) for m in ("mean", "cvp")]
     look = styles(["mean", "cvp"])
     assert figures.pareto(Summary(rows), "d", NAMED["aurc"], look) is None  # no cost, no AURC
-    assert figures.risk_coverage("d", rows, look) == []
+    assert figures.risk_coverage("d", {}, look) == []
     assert figures.reliability("d", {}, {}, look) is None
-    assert layers.scales("d", rows, look) is None
-    assert layers.fidelity("d", rows, look) == []
+    assert layers.scales("d", {}, look) is None
+    assert layers.fidelity("d", {}, look) == []
 
 
 def test_fidelity_is_that_before_calibration_where_it_was_measured():
     entry = {"path": "x", "variance_ratio": 0.5, "mean_error": 0.1, "plain_error": 0.2}
     look = styles(["cvp"])
-    stored = Row("d", "cvp", 0, 4, {"accuracy": 0.5}, fidelity=(entry | {"variance_ratio": 2.0},))
-    new = Row("d", "cvp", 1, 4, {"accuracy": 0.5}, fidelity=(entry | {"calibrated": False},))
+    stored, new = {("cvp", 0): [entry | {"variance_ratio": 2.0}]}, {("cvp", 1): [entry | {"calibrated": False}]}
     with drawing_style():
-        (ratio, _), (old, _) = layers.fidelity("d", [stored, new], look), layers.fidelity("d", [stored], look)
+        (ratio, _), (old, _) = (layers.fidelity("d", runs, look) for runs in (stored | new, stored))
     assert ratio.title.endswith("before calibration")
     assert ratio.data["variance_ratio"].tolist() == [0.5]
     assert old.title.endswith("after calibration")
@@ -127,9 +126,8 @@ def test_fidelity_is_that_before_calibration_where_it_was_measured():
 
 def test_a_deep_network_with_long_paths_is_drawn_small_enough():
     paths = [f"vision_model.encoder.layers.{i}.self_attention.projection" for i in range(200)]
-    rows = [Row("d", "cvp", 0, 4, {"accuracy": 0.5}, scales=dict.fromkeys(paths, 2.0))]
     with drawing_style():
-        drawing = layers.scales("d", rows, styles(["cvp"]))
+        drawing = layers.scales("d", {("cvp", 0): dict.fromkeys(paths, 2.0)}, styles(["cvp"]))
         width, height = drawing.figure.get_size_inches()
         labels = [label.get_text() for label in drawing.figure.axes[0].get_yticklabels()]
     assert height < 16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import varprop
 from varprop.calibration import calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.cli import shell
@@ -52,7 +52,7 @@ LinkName = Annotated[str, typer.Option(help=f"{LINK_NAMES}.")]
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"varprop {metadata.version('varprop')}, torch {torch.__version__}")
+        typer.echo(f"varprop {varprop.__version__}, torch {torch.__version__}")
         raise typer.Exit
 
 
@@ -232,7 +232,7 @@ def report(
 def score(
     artifact: Artifact,
     data: Annotated[Path, typer.Argument(help="Parquet, tar or Arrow files, or a folder of them or of images.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the scores; one that is there is gone on with.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the scores; what it lacks of an earlier run is added.")],
     key: Annotated[str, typer.Option(help="Columns to copy, with commas between.")] = "",
     column: Annotated[
         str | None, typer.Option(help="What the model reads; default: text, image, or its inputs by name.")
@@ -244,7 +244,7 @@ def score(
     device: Device = "auto",
     recipe: RecipeFile = None,
 ) -> None:
-    """Score data of any size, in files that are kept: the same command goes on after whatever stopped it."""
+    """Score data of any size, file by file: the same command resumes a run that was stopped."""
     found = scoring.score(
         artifact,
         data,

@@ -72,15 +72,14 @@ class DataSet:
         return {"title": self.title, "about": about, "certified_on": new, **settings}
 
 
-def read_data(folder: Path | None = None) -> DataSet:
+def read_data() -> DataSet:
     """Fashion-MNIST where it is installed, else scikit-learn's digits."""
-    folder = folder or FASHION
-    return _fashion(folder) if folder.is_dir() else _digits()
+    return _fashion() if FASHION.is_dir() else _digits()
 
 
-def _fashion(folder: Path) -> DataSet:
+def _fashion() -> DataSet:
     images, labels = (
-        torch.cat([_idx(folder / f"{part}-{kind}.gz", start) for part in ("train", "t10k")])
+        torch.cat([_idx(FASHION / f"{part}-{kind}.gz", start) for part in ("train", "t10k")])
         for kind, start in (("images-idx3-ubyte", 16), ("labels-idx1-ubyte", 8))
     )
     images = images.view(-1, 1, 28, 28).float() / 127.5 - 1

@@ -6,13 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from varprop.deployment.artifact import Artifact
-from varprop.deployment.preprocessing import Example, Preprocessor
-from varprop.errors import InputError, VarpropError
+from varprop.deployment.preprocessing import Answer, Example
+from varprop.errors import VarpropError
 
-Answer = dict[str, Any]
 Waiting = tuple[Example, "asyncio.Future[Answer]"]
 
 
@@ -23,14 +20,19 @@ class OverloadError(VarpropError, RuntimeError):
 class Batcher:
     """``await batcher.answer(example)``: up to ``size`` examples make a pass, and none waits longer than ``delay``.
 
-    Delays are in seconds, and count from when the pass before has ended. At most ``waiting`` examples wait. ``observe``
-    is told the size of every batch.
+    ``answers`` makes a pass. Delays are in seconds, and count from when the pass before has ended. At most ``waiting``
+    examples wait. ``observe`` is told the size of every batch.
     """
 
     def __init__(
-        self, preprocessor: Preprocessor, size: int, delay: float, waiting: int, observe: Callable[[int], None]
+        self,
+        answers: Callable[[Sequence[Example]], list[Answer]],
+        size: int,
+        delay: float,
+        waiting: int,
+        observe: Callable[[int], None],
     ) -> None:
-        self.preprocessor, self.size, self.delay, self.observe = preprocessor, size, delay, observe
+        self.answers, self.size, self.delay, self.observe = answers, size, delay, observe
         self.queue: asyncio.Queue[Waiting] = asyncio.Queue(waiting)
         self._pass = ThreadPoolExecutor(1, "pass")
         self._work: asyncio.Task[None] | None = None
@@ -87,30 +89,9 @@ class Batcher:
 
     def _answers(self, examples: Sequence[Example]) -> list[Answer | Exception]:
         try:
-            return list(answer_examples(self.preprocessor, examples))
+            return [*self.answers(examples)]
         except Exception as error:  # whatever a model may raise: the others are not to suffer for it
             if len(examples) > 1:
                 return [self._answers([example])[0] for example in examples]
             logging.getLogger(__name__).exception("a pass failed")
             return [error]
-
-
-def answer_examples(preprocessor: Preprocessor, examples: Sequence[Example]) -> list[Answer]:
-    """One for each example: its outputs by name, as arrays."""
-    found: list[Answer] = [{} for _ in examples]
-    for numbers, batch in preprocessor.batches(examples) if examples else []:
-        outputs = preprocessor.artifact.answer(batch)
-        if any(outputs[name].ndim > 1 for name in ("label", "abstain") if name in outputs):
-            raise InputError("this is for models with one answer for each example, not for each token or pixel")
-        for index, number in enumerate(numbers):
-            found[number] = {name: value[index] for name, value in outputs.items()}
-    return found
-
-
-def to_json(answer: Answer, artifact: Artifact) -> Answer:
-    """An answer as JSON, with the label by name; of a regression, lists of numbers."""
-    shown = {name: value.tolist() for name, value in answer.items() if not name.startswith("logit")}
-    shown |= {name: answer[name].reshape(-1).tolist() for name in ("prediction", "std") if name in answer}
-    if artifact.classes and isinstance(shown.get("label"), int):
-        shown["label"] = artifact.classes[shown["label"]]
-    return shown

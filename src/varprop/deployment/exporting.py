@@ -13,7 +13,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+import varprop
 from varprop.errors import ExportError, InputError, NetworkFileError
 from varprop.graph.signature import Size
 from varprop.network.moment_net import MomentNet
@@ -111,7 +111,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 def versions() -> dict[str, str]:
     """Of what the numbers depend on."""
-    return {name: metadata.version(name) for name in ("varprop", "torch")}
+    return {"varprop": varprop.__version__, "torch": str(torch.__version__)}
 
 
 def threshold_of(predictor: Predictor) -> float | None:
@@ -156,17 +156,12 @@ def _program(module: Deployed, inputs: list[Tensor], sizes: Sequence[tuple[Size,
 # --- files -----------------------------------------------------------------------------------------------
 
 
-class Sink(io.RawIOBase):
+class Sink(io.BufferedWriter):
     """A file whose first error is kept until the end: one that torch's own writer meets aborts the process."""
 
     def __init__(self, path: Path) -> None:
-        self.file = path.open("wb")
+        super().__init__(io.FileIO(path, "w"))
         self.error: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    seekable = writable
 
     def seek(self, offset: int, whence: int = 0) -> int:
         return offset  # done once all is written, for those who read it
@@ -174,25 +169,20 @@ class Sink(io.RawIOBase):
     def write(self, content: Any) -> int:
         if self.error is None:
             try:
-                self.file.write(content)
+                super().write(content)
             except OSError as error:
                 self.error = error
         return len(content)
 
     def close(self) -> None:
-        if self.closed:
-            return
         super().close()
-        try:
-            self.file.close()
-        finally:
-            if self.error is not None:
-                raise self.error
+        if self.error is not None:
+            raise self.error
 
 
 def _write_pt2(program: ExportedProgram, _: Any, about: Metadata, path: Path) -> Run:
     with Sink(path) as sink:
-        torch.export.save(program, sink, extra_files={RECORD: json.dumps(about)})  # type: ignore[arg-type]
+        torch.export.save(program, sink, extra_files={RECORD: json.dumps(about)})
     module = program.module()
     return lambda inputs: list(module(*inputs).values())
 
@@ -200,7 +190,7 @@ def _write_pt2(program: ExportedProgram, _: Any, about: Metadata, path: Path) ->
 def _write_aot(program: ExportedProgram, _: Any, about: Metadata, path: Path) -> Run:
     settings = {"aot_inductor.metadata": {key: json.dumps(value) for key, value in about.items()}}
     with Sink(path) as sink:
-        torch._inductor.aoti_compile_and_package(program, package_path=sink, inductor_configs=settings)  # type: ignore[arg-type]
+        torch._inductor.aoti_compile_and_package(program, package_path=sink, inductor_configs=settings)
     module = torch._inductor.aoti_load_package(str(path))
     return lambda inputs: list(module(*inputs).values())
 
@@ -260,7 +250,7 @@ def _check(run: Run, predictor: Predictor, named: Mapping[str, Tensor], kept: li
 
 
 def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Near x, but other numbers, where it has floats."""
+    """With noise added to floats; other dtypes as they are."""
     if not x.is_floating_point():
         return x
     return x + x.std() * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)

@@ -24,7 +24,7 @@ from varprop.prediction.prediction import Prediction
 from varprop.prediction.predictors import Predictor, Propagated
 
 ROOM = 64
-"""The cache has a multiple of so many places: each size is captured once."""
+"""The size of the cache is a multiple of this: each size is captured once."""
 INNER = "model."
 Choice = Callable[[Tensor], Tensor]
 """From probabilities [batch, words] to a token each."""

@@ -1,4 +1,4 @@
-"""From raw examples, which nobody has checked, to batches: texts, images, numbers."""
+"""From raw examples, which nobody has checked, to batches and answers: texts, images, numbers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from varprop.prediction.predictor_config import is_tokenizer
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 Example = dict[str, Tensor]
 """The inputs of one example, without a batch dimension."""
+Answer = dict[str, Any]
+"""The outputs for one example by name, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Limits:
 
 
 class Preprocessor:
-    """Reads examples as an artifact takes them.
+    """Reads examples as an artifact takes them, and has it answer them.
 
     An example is a mapping with ``image`` (the bytes of a file), or ``text``, or an array for each input by its name.
     """
@@ -73,6 +75,22 @@ class Preprocessor:
             (chosen, {name: torch.stack([examples[i][name] for i in chosen]) for name in self.inputs})
             for chosen in groups.values()
         ]
+
+    def answers(self, examples: Sequence[Example]) -> list[Answer]:
+        """One for each example: labels by name where they have names, of a regression lists of numbers."""
+        found: list[Answer] = [{} for _ in examples]
+        for numbers, batch in self.batches(examples) if examples else []:
+            outputs = self.artifact.answer(batch)
+            if any(outputs[name].ndim > 1 for name in ("label", "abstain") if name in outputs):
+                raise InputError("this is for models with one answer for each example, not for each token or pixel")
+            columns = {name: value.tolist() for name, value in outputs.items() if not name.startswith("logit")}
+            for name in {"prediction", "std"} & columns.keys():
+                columns[name] = outputs[name].reshape(len(numbers), -1).tolist()
+            if self.artifact.classes and "label" in columns:
+                columns["label"] = [self.artifact.classes[label] for label in columns["label"]]
+            for index, number in enumerate(numbers):
+                found[number] = {name: values[index] for name, values in columns.items()}
+        return found
 
     def _padded(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         rows = [{name: x.tolist() for name, x in example.items()} for example in examples]

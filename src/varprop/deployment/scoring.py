@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from varprop.deployment.artifact import Artifact, open_artifact
-from varprop.deployment.batching import answer_examples, to_json
+from varprop.deployment.artifact import open_artifact
 from varprop.deployment.exporting import import_optional, versions
 from varprop.deployment.preprocessing import Example, Preprocessor
 from varprop.deployment.sources import PROBLEM, Piece, Row, pieces_of
@@ -29,7 +28,7 @@ FORMAT = "varprop.scores"
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows ``start`` to ``stop`` of a piece of the data, of which ``first`` is the number in all the data."""
+    """Rows ``start`` to ``stop`` of a piece of the data; ``first`` is the number of its first row in all the data."""
 
     number: int
     piece: Piece
@@ -61,12 +60,8 @@ class Job:
     """Returns the model, where it is none that can be rebuilt."""
 
     @cached_property
-    def artifact(self) -> Artifact:
-        return open_artifact(self.model, model=self.build() if self.build else None, device=self.device)
-
-    @cached_property
     def preprocessor(self) -> Preprocessor:
-        return Preprocessor(self.artifact)
+        return Preprocessor(open_artifact(self.model, model=self.build() if self.build else None, device=self.device))
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -88,24 +83,30 @@ class Job:
         except (OSError, ValueError):  # it is not there, or a disk has lost some of it
             return False
 
-    def score(self, shard: Shard) -> int:
-        """Write a shard, whole or not at all; returns how many rows could not be read."""
-        parquet = import_optional("pyarrow.parquet", "score")
+    def score(self, shard: Shard) -> None:
+        """Write a shard, whole or not at all."""
         table = self._table(shard)
         with replacing(Path(self.out) / shard.name) as temporary:
-            parquet.write_table(table, temporary)
-        return table.num_rows - table["problem"].null_count
+            import_optional("pyarrow.parquet", "score").write_table(table, temporary)
 
     def _table(self, shard: Shard) -> Any:
+        """The rows of a shard as an Arrow table, whose columns have the same types whatever the rows hold."""
         columns = self.preprocessor.columns if self.column is None else [self.column]
-        wanted = dict.fromkeys((*columns, *self.key))
-        rows = shard.piece.rows(shard.start, shard.stop, list(wanted))
-        kept: list[Row] = []
+        rows = shard.piece.rows(shard.start, shard.stop, list(dict.fromkeys((*columns, *self.key))))
+        kept, known = (*shard.piece.keys, *self.key), shard.piece.types()
         found: list[Row] = []
         while batch := list(itertools.islice(rows, self.batch_size)):
-            kept += [{name: row.get(name) for name in (*shard.piece.keys, *self.key)} for row in batch]
-            found += self._answers(batch)
-        return _assembled(self.artifact, shard, kept, found)
+            for row, answer in zip(batch, self._answers(batch), strict=True):
+                keys = {name: row.get(name) if name in known else _text(row.get(name)) for name in kept}
+                found.append({"row": shard.first + len(found), **keys, **answer})
+        artifact, arrow = self.preprocessor.artifact, import_optional("pyarrow", "score")
+        numbers = arrow.list_(arrow.float32())
+        answers = {"label": arrow.string() if artifact.classes else arrow.int64()}
+        answers |= {"confidence": arrow.float32(), "probs": numbers}
+        answers |= {"prediction": numbers, "std": numbers, "abstain": arrow.bool_()}
+        types = {"row": arrow.int64()} | {name: known.get(name, arrow.string()) for name in kept}
+        types |= {name: kind for name, kind in answers.items() if name in artifact.outputs}
+        return arrow.Table.from_pylist(found, arrow.schema(types | {"problem": arrow.string()}))
 
     def _answers(self, rows: Sequence[Row]) -> list[Row]:
         """One for each row: what the artifact says, or the problem with the row."""
@@ -116,8 +117,8 @@ class Job:
                 examples[number] = self._read(row)
             except InputError as error:
                 found[number] = {"problem": str(error)}
-        for number, answer in zip(examples, answer_examples(self.preprocessor, [*examples.values()]), strict=True):
-            found[number] = to_json(answer, self.artifact)
+        for number, answer in zip(examples, self.preprocessor.answers([*examples.values()]), strict=True):
+            found[number] = answer
         return found
 
     def _read(self, row: Row) -> Example:
@@ -130,13 +131,13 @@ class Job:
         return self.preprocessor.read(row)
 
     def manifest(self) -> dict[str, Any]:
-        """What decides the scores: with another one, a folder is not gone on with."""
-        pieces = {id(shard.piece): shard.piece for shard in self.shards}.values()
+        """What decides the scores: a folder with another one is not resumed."""
+        artifact, pieces = self.preprocessor.artifact, {id(shard.piece): shard.piece for shard in self.shards}.values()
         return {
             "format": FORMAT,
             "version": 1,
-            "model": {"sha256": self.artifact.sha256, "classes": self.artifact.classes},
-            "threshold": self.artifact.threshold,
+            "model": {"sha256": artifact.sha256, "classes": artifact.classes},
+            "threshold": artifact.threshold,
             "versions": versions(),
             "data": [piece.fingerprint() for piece in pieces],
             "key": self.key,
@@ -146,11 +147,11 @@ class Job:
         }
 
 
-Engine = Callable[[Job, Sequence[Shard]], Iterable[tuple[int, int]]]
-"""Scores shards of a job, in any order; yields rows and unreadable rows of each."""
+Engine = Callable[[Job, Sequence[Shard]], Iterable[int]]
+"""Scores shards of a job, in any order; yields the number of rows of each."""
 
 
-def here(job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+def here(job: Job, shards: Sequence[Shard]) -> Iterator[int]:
     """In this process; under ``torchrun`` and ``accelerate launch``, each process takes its share.
 
     Processes need not talk to each other: one that dies leaves its shards to the next run.
@@ -158,13 +159,14 @@ def here(job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     for shard in shards:
         if shard.number % world == rank:  # by number: who starts late finds fewer shards left
-            yield len(shard), job.score(shard)
+            job.score(shard)
+            yield len(shard)
 
 
 def on_ray(workers: int) -> Engine:
     """With Ray Data, by so many workers of a cluster that all see the same files."""
 
-    def engine(job: Job, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+    def engine(job: Job, shards: Sequence[Shard]) -> Iterator[int]:
         data = import_optional("ray.data", "ray")
         numbers = data.from_items([{"number": shard.number} for shard in shards], override_num_blocks=len(shards))
         gpus = int(job.device.startswith("cuda"))  # each worker sees one, its first
@@ -173,7 +175,7 @@ def on_ray(workers: int) -> Engine:
             _Worker, fn_constructor_args=(fresh,), compute=data.ActorPoolStrategy(size=workers), num_gpus=gpus
         )
         for row in done.iter_rows():
-            yield row["rows"], row["problems"]
+            yield row["rows"]
 
     return engine
 
@@ -187,7 +189,9 @@ class _Worker:
 
     def __call__(self, row: Mapping[str, int]) -> dict[str, int]:
         shard = self.job.shards[row["number"]]
-        return {"rows": len(shard), "problems": 0 if self.job.is_done(shard) else self.job.score(shard)}
+        if not self.job.is_done(shard):
+            self.job.score(shard)
+        return {"rows": len(shard)}
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,7 @@ def score(
     Files are named in the order of the data, and rows have that order in them: ``row`` is the number of each in all
     the data, beside the columns ``key``, the path of an image, the key in a tar file. A row that cannot be read has a
     ``problem`` in the place of an answer. A file has ``rows`` rows; it is there as a whole or not at all, so that the
-    same call goes on where another was killed. Beside them lies a manifest. Returns None where others, under
+    same call resumes one that was killed. Beside them lies a manifest. Returns None where others, under
     ``torchrun``, have shards left to do.
     """
     place = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else device
@@ -229,29 +233,25 @@ def score(
     with tqdm(
         desc="score", unit=" rows", total=total, initial=total - sum(map(len, left)), disable=None if progress else True
     ) as bar:
-        for done, _ in engine(job, left):
+        for done in engine(job, left):
             bar.update(done)
     return _finished(folder, job)
 
 
 def _claimed(folder: Path, manifest: Mapping[str, Any]) -> Path:
     """The folder, if it is new or holds a part of the same scores."""
-    wanted = json.loads(json.dumps(manifest))
+    wanted, file = json.loads(json.dumps(manifest)), folder / MANIFEST
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.glob("*.parquet")):
             _write(folder, wanted | {"complete": False})
-        elif not (file := folder / MANIFEST).exists():
-            raise ResultsError(f"{folder} holds Parquet files that are no scores: choose another folder")
-        else:
-            found = json.loads(file.read_text())
-            other = [name for name, value in wanted.items() if found.get(name) != value]
-            if other:
-                raise ResultsError(f"{folder} holds scores with another {', '.join(other)}: choose another folder")
+        found = json.loads(file.read_text()) if file.exists() else None
     except (OSError, ValueError) as error:
-        if isinstance(error, ResultsError):
-            raise
         raise ResultsError(f"cannot write scores to {folder}: {error}; choose another folder") from error
+    if found is None:
+        raise ResultsError(f"{folder} holds Parquet files that are no scores: choose another folder")
+    if other := [name for name, value in wanted.items() if found.get(name) != value]:
+        raise ResultsError(f"{folder} holds scores with another {', '.join(other)}: choose another folder")
     return folder
 
 
@@ -274,25 +274,6 @@ def _finished(folder: Path, job: Job) -> Scores | None:
     for left in folder.glob(".part-*.tmp"):
         left.unlink(missing_ok=True)
     return Scores(folder, total, problems)
-
-
-def _assembled(artifact: Artifact, shard: Shard, kept: Sequence[Row], answers: Sequence[Row]) -> Any:
-    """The rows of a shard as an Arrow table, whose columns have the same types whatever the rows hold."""
-    arrow = import_optional("pyarrow", "score")
-    numbers = arrow.list_(arrow.float32())
-    types: dict[str, Any] = {"label": arrow.string() if artifact.classes else arrow.int64()}
-    types |= {"confidence": arrow.float32(), "probs": numbers}
-    types |= {"prediction": numbers, "std": numbers, "abstain": arrow.bool_()}
-    columns = {"row": arrow.array(range(shard.first, shard.first + len(shard)), arrow.int64())}
-    known = shard.piece.types()
-    for name in kept[0]:
-        values = [row[name] for row in kept]
-        columns[name] = arrow.array(values if name in known else map(_text, values), known.get(name, arrow.string()))
-    for name, kind in types.items():
-        if name in artifact.outputs:
-            columns[name] = arrow.array([row.get(name) for row in answers], kind)
-    columns["problem"] = arrow.array([row.get("problem") for row in answers], arrow.string())
-    return arrow.table(columns)
 
 
 def _text(value: Any) -> str | None:

@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from varprop.deployment.artifact import Artifact
-from varprop.deployment.batching import Batcher, OverloadError, to_json
+from varprop.deployment.batching import Batcher, OverloadError
 from varprop.deployment.preprocessing import Example, Limits, Preprocessor
 from varprop.errors import InputError
 
@@ -86,7 +86,9 @@ def make_app(artifact: Artifact, settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     preprocessor, metrics = Preprocessor(artifact, settings.limits), Metrics()
     readers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "read")
-    batcher = Batcher(preprocessor, settings.batch_size, settings.delay, settings.waiting, metrics.batch.observe)
+    batcher = Batcher(
+        preprocessor.answers, settings.batch_size, settings.delay, settings.waiting, metrics.batch.observe
+    )
     metrics.waiting.set_function(batcher.queue.qsize)
 
     @asynccontextmanager
@@ -113,7 +115,7 @@ def make_app(artifact: Artifact, settings: Settings | None = None) -> FastAPI:
             raise HTTPException(422, str(error)) from None
         started = time.perf_counter()
         try:
-            answer = to_json(await batcher.answer(example), artifact)
+            answer = await batcher.answer(example)
         except OverloadError as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
         metrics.seconds.observe(time.perf_counter() - started)
@@ -125,7 +127,7 @@ def make_app(artifact: Artifact, settings: Settings | None = None) -> FastAPI:
 
 
 def _add_views(app: FastAPI, preprocessor: Preprocessor, metrics: Metrics, batcher: Batcher) -> None:
-    """What can be looked at."""
+    """The endpoints that only show something."""
     artifact = preprocessor.artifact
 
     @app.get("/health")
@@ -213,7 +215,7 @@ def _request_schema(preprocessor: Preprocessor) -> dict[str, Any]:
 
 
 class RequestLog:
-    """Counts every request, and notes it down."""
+    """Counts and logs every request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics

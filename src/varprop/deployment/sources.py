@@ -9,7 +9,7 @@ import json
 import os
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,9 +26,9 @@ STATE = "state.json"
 PROBLEM = "__problem__"
 """The column that says why a row cannot be read; the others are not there then."""
 ENDS = 2**16
-"""Bytes at either end of a file that tell it from others."""
+"""Bytes at either end of a file that go into its fingerprint."""
 MOST_BYTES = 2**28
-"""Of one file among the data that is read as a whole."""
+"""Size of the largest file that is read as a whole."""
 Row = dict[str, Any]
 
 
@@ -94,24 +94,22 @@ class Parquet(Piece):
 class ArrowStream(Piece):
     """A file of a Hugging Face data set that was saved to disk."""
 
-    def _stream(self) -> Any:
+    @cached_property
+    def table(self) -> Any:
+        """Its columns in the file itself, mapped into memory."""
         arrow = import_optional("pyarrow", "score")
-        return arrow.ipc.open_stream(arrow.memory_map(str(self.path)))
+        return arrow.ipc.open_stream(arrow.memory_map(str(self.path))).read_all()
 
     @cached_property
     def count(self) -> int:
-        return sum(batch.num_rows for batch in self._stream())
+        return self.table.num_rows
 
     def types(self) -> dict[str, Any]:
-        return {field.name: field.type for field in self._stream().schema}
+        return {field.name: field.type for field in self.table.schema}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
-        cut = (
-            part.select(_present(columns, part.schema.names, self.name)).slice(low, 256)
-            for part in self._stream()
-            for low in range(0, part.num_rows, 256)
-        )
-        yield from _rows(cut, start, stop, self.root)
+        part = self.table.select(_present(columns, self.table.column_names, self.name)).slice(start, stop - start)
+        yield from _rows(part.to_batches(max_chunksize=256), 0, len(part), self.root)
 
 
 class Tar(Piece):
@@ -230,7 +228,7 @@ def _present(columns: Sequence[str], names: Sequence[str], file: str) -> list[st
     return list(columns)
 
 
-def _rows(batches: Iterator[Any], start: int, stop: int, root: Path) -> Iterator[Row]:
+def _rows(batches: Iterable[Any], start: int, stop: int, root: Path) -> Iterator[Row]:
     """Those with the given numbers, of Arrow's record batches."""
     seen = 0
     for batch in batches:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+import varprop
 from varprop import metrics
 from varprop.batch import read, repeatable
 from varprop.errors import InputError
@@ -184,7 +184,7 @@ def record(before: Any, after: Any, *, scales: Mapping[str, float] | None = None
         metrics={name: value for name, value in after.metrics.items() if name in METRICS},
         scales=scales,
         curve=risk_curve(after.confidence, after.correctness) if isinstance(after, Evaluation) else None,
-        versions={name: _version(name) for name in ("torch", "varprop")} | gpu,
+        versions={"torch": str(torch.__version__), "varprop": varprop.__version__} | gpu,
         revision=revision(),
         time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **entries,
@@ -217,10 +217,3 @@ def revision() -> str:
     for file in sorted(folder.rglob("*.py")):
         digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return f"sha256:{digest.hexdigest()[:16]}"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return "not installed"

@@ -165,7 +165,7 @@ class Results:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of what ``keep`` was given."""
+        """Under which ``keep`` was given arrays."""
         return tuple(name for (name,) in self._select("SELECT name FROM arrays ORDER BY rowid"))
 
     def _select(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

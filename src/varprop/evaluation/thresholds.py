@@ -51,8 +51,8 @@ def certify(scores: Scores, risk: float) -> OperatingPoint | None:
 def meet(scores: Scores, risk: float) -> OperatingPoint | None:
     """The threshold of the largest held-out coverage whose own risk is at most ``risk``: half of the time, too low."""
     confidence, correctness = _held_out(scores)
-    answered = round(len(confidence) * float(coverage_at_risk(confidence, correctness, risk)))
-    return _point(scores, float(confidence.sort().values[-answered])) if answered else None
+    count = round(len(confidence) * float(coverage_at_risk(confidence, correctness, risk)))
+    return _point(scores, float(confidence.sort().values[-count])) if count else None
 
 
 def _held_out(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,11 @@ def _held_out(scores: Scores) -> tuple[Tensor, Tensor]:
     return torch.tensor(confidence), torch.tensor(correctness)
 
 
+def answered(scores: Scores, threshold: float) -> np.ndarray:
+    """Which test examples are answered, in float64 as ``vp.Selective`` compares them."""
+    return np.asarray(scores["confidence"].astype(np.float64) >= threshold)
+
+
 def _point(scores: Scores, threshold: float) -> OperatingPoint:
-    # In float64, as vp.Selective compares them.
-    answered = scores["confidence"].astype(np.float64) >= threshold
-    return OperatingPoint(threshold, int(answered.sum()), float((1 - scores["correctness"][answered]).sum()))
+    chosen = answered(scores, threshold)
+    return OperatingPoint(threshold, int(chosen.sum()), float((1 - scores["correctness"][chosen]).sum()))

@@ -6,7 +6,6 @@ The figures are not pyplot's: show one in a notebook with ``axes.figure``, keep 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PLOT = "plot"
-UNKNOWN = {"nll": math.nan}
-"""A row must have a metric; these figures show none."""
 
 
 def risk_coverage(evaluations: Any) -> Axes:
@@ -30,11 +27,9 @@ def risk_coverage(evaluations: Any) -> Axes:
 
     ``evaluations`` is one of ``vp.evaluate``, or several by name: ``{"mean": …, "cvp": …}``.
     """
-    rows = [
-        Row(PLOT, name, 0, len(found), UNKNOWN, curve=risk_curve(found.confidence, found.correctness))
-        for name, found in _several(evaluations, Evaluation).items()
-    ]
-    return _drawn(lambda figures, _, look: figures.risk_coverage(PLOT, rows, look), [row.method for row in rows])[0]
+    several = _several(evaluations, Evaluation)
+    curves = {(name, 0): risk_curve(found.confidence, found.correctness) for name, found in several.items()}
+    return _drawn(lambda figures, _, look: figures.risk_coverage(PLOT, curves, look), list(several))[0]
 
 
 def reliability(evaluations: Any) -> list[Axes]:
@@ -52,8 +47,8 @@ def reliability(evaluations: Any) -> list[Axes]:
 def scales(nets: Any) -> Axes:
     """The fitted variance scales, by module: of a network of ``calibrate``, or of several by name."""
     several = _several(nets, MomentNet, "network")
-    rows = [Row(PLOT, name, 0, 1, UNKNOWN, scales=net.scales) for name, net in several.items()]
-    return _drawn(lambda _, layers, look: layers.scales(PLOT, rows, look), list(several))[0]
+    fitted = {(name, 0): net.scales for name, net in several.items()}
+    return _drawn(lambda _, layers, look: layers.scales(PLOT, fitted, look), list(several))[0]
 
 
 def pareto(evaluations: Any, costs: Mapping[str, Mapping[str, float]], metric: str = "aurc") -> Axes:
@@ -77,11 +72,8 @@ def pareto(evaluations: Any, costs: Mapping[str, Mapping[str, float]], metric: s
 def fidelity(comparisons: Any) -> list[Axes]:
     """Variance and mean of every module beside those of sampled networks: of ``vp.compare``, or several by name."""
     several = _several(comparisons, Comparison, "network")
-    rows = [
-        Row(PLOT, name, 0, 1, UNKNOWN, fidelity=[dataclasses.asdict(module) for module in found])
-        for name, found in several.items()
-    ]
-    return _drawn(lambda _, layers, look: layers.fidelity(PLOT, rows, look), list(several))
+    modules = {(name, 0): [*map(dataclasses.asdict, found)] for name, found in several.items()}
+    return _drawn(lambda _, layers, look: layers.fidelity(PLOT, modules, look), list(several))
 
 
 def _several(given: Any, kind: Any, alone: str = "predictor") -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ is over the examples and the next one together. For k > n no finite interval wou
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -48,14 +49,15 @@ class Conformal(Wrapper):
     Of several outputs the interval holds for all of them at once.
     """
 
-    def __init__(self, predictor: Predictor, residuals: Tensor | None = None) -> None:
+    def __init__(self, predictor: Predictor, residuals: Tensor | Sequence[float] | None = None) -> None:
         if not isinstance(predictor, Predictor) or not isinstance(predictor.link, Gaussian):
             raise InputError(
                 f"intervals need a regression, not a {predictor}: Propagated(net, link=vp.links.Gaussian()); "
                 "for classes, Selective answers or abstains"
             )
         super().__init__(predictor)
-        self.residuals = residuals  # of the examples it was fitted to, in standard deviations, the smallest first
+        # Of the examples it was fitted to, in standard deviations, the smallest first.
+        self.residuals = None if residuals is None else torch.as_tensor(residuals, dtype=torch.float64)
 
     def settings(self) -> dict[str, Any]:
         return {"residuals": None if self.residuals is None else self.residuals.tolist()}

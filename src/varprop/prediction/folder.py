@@ -84,9 +84,7 @@ class _Loaded:
                 predictor, temperature, fitted=Fit(**fitted) if fitted else None
             ),
             "Selective": self.selective,
-            "Conformal": lambda predictor, residuals: Conformal(
-                predictor, None if residuals is None else torch.tensor(residuals, dtype=torch.float64)
-            ),
+            "Conformal": Conformal,
             "PerLabel": PerLabel,
         }
 

@@ -55,8 +55,8 @@ class MonteCarlo(Predictor):
     def network(self) -> MomentNet:
         return MomentNet(self.model, self.posterior, CVP, self.output)
 
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"samples": self.samples, "seed": self.seed, "at_once": self.at_once}
+    def settings(self) -> dict[str, Any]:
+        return {"samples": self.samples, "seed": self.seed, "at_once": self.at_once}
 
     def weights(self, *, in_place: bool = False) -> Iterator[dict[str, Tensor]]:
         """The draws, one after the other, or each ``in_place`` of the one before."""

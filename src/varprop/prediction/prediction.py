@@ -62,7 +62,7 @@ class BatchOutput(ABC):
         return tree_map_only(Tensor, lambda x: x.to(device), self, is_leaf=_is_names)
 
     def to_pandas(self) -> Any:
-        """A table with a row for each example; for each of their tokens or pixels, if those have an answer each."""
+        """A table with a row for each example; for each token or pixel, if each has a prediction of its own."""
         library, sizes = pandas(), [range(size) for size in self._positions]
         index = library.MultiIndex.from_product(sizes) if len(sizes) > 1 else library.RangeIndex(len(self))
         return library.DataFrame(self.columns(), index=index)
@@ -129,7 +129,7 @@ class Prediction(BatchOutput):
     classes: tuple[str, ...] | None = None
     """The names of the classes, where the model has some (``config.id2label``) or they were given."""
     threshold: Tensor | None = None
-    """Of each answer, where it is another than ½."""
+    """Of each answer, where it is not ½."""
 
     @property
     def label(self) -> Tensor:
@@ -202,7 +202,7 @@ class Prediction(BatchOutput):
 
 
 def normal_reach(level: float) -> float:
-    """Of the interval around the mean of a normal distribution that holds ``level`` of it, in standard deviations."""
+    """How many standard deviations an interval around the mean of a normal distribution takes to hold ``level``."""
     return NormalDist().inv_cdf(0.5 + level / 2)
 
 

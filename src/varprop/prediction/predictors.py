@@ -33,7 +33,7 @@ UNLABELLED = "no example has a label: all are -100"
 
 
 class Predictor(ABC):
-    """Anything that answers: ``predictor(*args, **kwargs)`` takes what the model takes and returns a prediction.
+    """Anything that predicts: ``predictor(*args, **kwargs)`` takes what the model takes and returns a prediction.
 
     ``classes`` are names of the classes, ``processor`` makes inputs of raw data: a tokenizer, an image processor.
     """
@@ -49,7 +49,7 @@ class Predictor(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where inputs belong."""
+        """The device that inputs belong on."""
 
     def predict(self, data: Any, *, batch_size: int = SIZE, progress: bool = True) -> Any:
         """The prediction for all of ``data``, as one object on the CPU.
@@ -78,9 +78,13 @@ class Predictor(ABC):
         """All tensors of the predictor, as a network that can be saved."""
         raise NetworkFileError(f"a {type(self).__name__} is not one of varprop's own predictors, and cannot be saved")
 
-    def describe(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """What else it takes to make the predictor again, as JSON."""
-        return {"kind": type(self).__name__}
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        """Its kind and settings, and those of a predictor that it is made from."""
+        return {"kind": type(self).__name__, **self.settings()}
 
     def save_pretrained(self, path: str | os.PathLike[str], *, processor: Any = None, evaluation: Any = None) -> None:
         """Write the predictor to a folder, for ``vp.load``: ``config.json``, ``model.safetensors`` and a model card.
@@ -124,12 +128,8 @@ class Wrapper(Predictor):
     def network(self) -> MomentNet:
         return self.predictor.network()
 
-    def settings(self) -> dict[str, Any]:
-        """What the predictor has beside the one it is made from, as JSON."""
-        return {}
-
     def describe(self) -> dict[str, Any]:
-        return super().describe() | self.settings() | {"predictor": self.predictor.describe()}
+        return super().describe() | {"predictor": self.predictor.describe()}
 
 
 class GaussianPredictor(Predictor):

@@ -1,4 +1,4 @@
-"""Scores of how unlike the training data an input looks: larger is stranger. Each is a function of a prediction."""
+"""Out-of-distribution scores, each a function of a prediction: larger means less like the training data."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ import pandas as pd
 
 from varprop.evaluation.arrays import Scores
 from varprop.evaluation.results import Results
-from varprop.evaluation.thresholds import certify
+from varprop.evaluation.thresholds import OperatingPoint, answered, certify
 from varprop.report import shown_methods
 from varprop.report.summary import Summary
 
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 WORTH = 0.2
-"""The risk is the first at which all methods of the headline answer that much, else the first for any method."""
+"""The risk shown is the first at which all methods of the headline answer this fraction, else the first for any."""
 
 
 @dataclass(frozen=True)
@@ -66,34 +66,28 @@ def certified_coverage(results: Results, summary: Summary, experiment: str) -> C
     kept = {key: s for key, s in kept.items() if all((key[0], seed) in kept for seed in seeds)}
     found = None
     for risk in RISKS if kept else ():
-        answered = {key: _answered(scores, risk) for key, scores in kept.items()}
-        shares = pd.Series({key: chosen.mean() for key, chosen in answered.items()}).unstack(sort=False)
+        points = {key: certify(scores, risk) for key, scores in kept.items()}
+        each = {key: point.answered / len(kept[key]["confidence"]) if point else 0.0 for key, point in points.items()}
+        shares = pd.Series(each).unstack(sort=False)
         much = shares.mean(axis=1) >= WORTH
         enough = much[list(shown_methods.headline(list(much.index)))].all()
         if enough or (found is None and much.any()):
-            found = _compared(risk, kept, answered, shares)
+            found = _compared(risk, kept, points, shares)
         if enough:
             break
     return found
 
 
-def _answered(scores: Scores, risk: float) -> np.ndarray:
-    """Which test examples are answered, in float64 as ``vp.Selective`` compares them."""
-    point = certify(scores, risk)
-    return np.asarray(scores["confidence"].astype(np.float64) >= (point.threshold if point else np.inf))
-
-
 def _compared(
     risk: float,
     kept: dict[tuple[str, int], Scores],
-    answered: dict[tuple[str, int], np.ndarray],
+    points: dict[tuple[str, int], OperatingPoint | None],
     shares: pd.DataFrame,
 ) -> CertifiedCoverage:
     """With several seeds, errors are those of the mean over seeds; with one, of the mean over its examples."""
-    wrong = {key: (1 - kept[key]["correctness"])[chosen] for key, chosen in answered.items()}
-    risks = pd.Series({key: errors.mean() if len(errors) else 0.0 for key, errors in wrong.items()}).unstack(sort=False)
+    risks = pd.Series({key: point.risk if point else 0.0 for key, point in points.items()}).unstack(sort=False)
     several = shares.shape[1] > 1
-    examples = len(next(iter(answered.values())))
+    examples = len(next(iter(kept.values()))["confidence"])
     sem = shares.sem(axis=1) if several else (shares * (1 - shares) / examples).iloc[:, 0] ** 0.5
     found = 100 * pd.DataFrame({"answered": shares.mean(axis=1), "answered_sem": sem, "wrong": risks.mean(axis=1)})
     reference = shown_methods.reference(list(shares.index))
@@ -102,7 +96,9 @@ def _compared(
     if rival and several:
         gaps = (shares.loc[reference] - shares.loc[rival]).to_numpy()
     elif rival:
-        seed = shares.columns[0]
-        gaps = answered[reference, seed].astype(float) - answered[rival, seed]
+        both = [(method, shares.columns[0]) for method in (reference, rival)]
+        thresholds = [point.threshold if (point := points[key]) else np.inf for key in both]
+        ours, theirs = (answered(kept[key], threshold) for key, threshold in zip(both, thresholds, strict=True))
+        gaps = ours.astype(float) - theirs
     gap_sem = gaps.std(ddof=int(several)) / len(gaps) ** 0.5
     return CertifiedCoverage(risk, found, shares.shape[1], reference, rival, 100 * gaps.mean(), 100 * gap_sem)

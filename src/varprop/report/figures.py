@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from varprop.evaluation.arrays import Scores
 from varprop.evaluation.methods import method_of
-from varprop.evaluation.results import POINTS, Row
+from varprop.evaluation.results import POINTS
 from varprop.evaluation.thresholds import LEVEL
 from varprop.report import shown_methods
 from varprop.report.certified import CertifiedCoverage
@@ -25,6 +25,9 @@ from varprop.report.columns import NAMED, Column
 from varprop.report.style import BETTER, FAINT, IDEAL, INK, MUTED, PALETTE, SURFACE, Style, drawable, figure, log_axis
 from varprop.report.summary import Scope, Summary
 
+_Value = TypeVar("_Value")
+ByRun = Mapping[tuple[str, int], _Value]
+"""By method and seed."""
 TIME = NAMED["cost.plain"]
 PLAIN = "mean"
 BINS = 15
@@ -79,12 +82,11 @@ def certified_coverage(experiment: str, certified: CertifiedCoverage, styles: di
     return Drawing(experiment, "certified", title, certified.headline, fig, data, tuple(tooltips))
 
 
-def risk_coverage(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
+def risk_coverage(experiment: str, curves: ByRun[Sequence[float]], styles: dict[str, Style]) -> list[Drawing]:
     """Risk of the most confident part, by its size; and beside it the difference to the plain network, by seed.
 
     Bands are the standard error of CVP over seeds.
     """
-    curves = {(row.method, row.seed): row.curve for row in rows if row.curve is not None}
     if not curves:
         return []
     table = 100 * pd.DataFrame(curves, index=np.arange(1, POINTS + 1) / POINTS).T

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from varprop.evaluation.methods import method_of
-from varprop.evaluation.results import Row
-from varprop.report.figures import Drawing, Tooltip
+from varprop.report.figures import ByRun, Drawing, Tooltip
 from varprop.report.style import IDEAL, INK, PALETTE, SURFACE, Style, drawable, figure, log_axis
 
 _LONGEST = 34  # characters of a path that a narrow page has room for
 _POINT: dict[str, Any] = {"ms": 4.8, "mec": SURFACE, "mew": 0.5, "elinewidth": 1, "zorder": 3}
 
 
-def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Drawing | None:
+def scales(experiment: str, runs: ByRun[Mapping[str, float]], styles: dict[str, Style]) -> Drawing | None:
     """Learned α per module: a dot per seed, and their geometric mean. 1 leaves the variance as it was propagated."""
-    found = [(path, row.method, row.seed, a) for row in rows for path, a in (row.scales or {}).items() if drawable(a)]
+    found = [(path, *run, alpha) for run, alphas in runs.items() for path, alpha in alphas.items() if drawable(alpha)]
     if not found:
         return None
     data = pd.DataFrame(found, columns=["path", "method", "seed", "alpha"])
@@ -40,12 +39,12 @@ def scales(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> Dr
     return Drawing(experiment, "scales", "Learned variance scales", alt, fig, data, tooltips)
 
 
-def fidelity(experiment: str, rows: Sequence[Row], styles: dict[str, Style]) -> list[Drawing]:
+def fidelity(experiment: str, runs: ByRun[Sequence[Mapping[str, Any]]], styles: dict[str, Style]) -> list[Drawing]:
     """Variance ratio and error of the mean per module, against sampled networks.
 
-    Of propagation before calibration, where rows have it: scales make up for errors, and would hide them.
+    Of propagation before calibration, where there is that: scales make up for errors, and would hide them.
     """
-    entries = [{"method": row.method, **entry} for row in rows for entry in row.fidelity or ()]
+    entries = [{"method": method, **entry} for (method, _), modules in runs.items() for entry in modules]
     bare = [entry for entry in entries if entry.get("calibrated") is False]
     if not entries:
         return []

@@ -52,15 +52,13 @@ def render(summary: Summary, sections: Sequence[Section]) -> str:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    drawings = [drawing for section in sections for part in section.parts for drawing in part.drawings]
-    images = {(drawing.experiment, drawing.name): _image(drawing) for drawing in drawings}
+    environment.filters["image"] = _image
     roles = {slug: style.role for slug, style in styles(summary.methods).items()}
     return environment.get_template("template.html").render(
         title=f"Results on {_listed([*map(summary.title, summary.experiments)])}",
         lead=_lead(summary),
         palette=PALETTE,
         sections=sections,
-        images=images,
         roles=roles,
     )
 

@@ -114,7 +114,9 @@ def selective(results: Results, summary: Summary) -> Section | None:
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
         methods = shown_methods.main(summary.methods_in((experiment,)))
-        curved = figures.risk_coverage(experiment, [row for m in methods for row in summary.of(experiment, m)], look)
+        rows = [row for method in methods for row in summary.of(experiment, method)]
+        curves = {(row.method, row.seed): row.curve for row in rows if row.curve is not None}
+        curved = figures.risk_coverage(experiment, curves, look)
         scores = {m: [s for row in summary.of(experiment, m) if (s := results.scores(row))] for m in methods}
         # A confidence that is no probability has no reliability diagram.
         scores = {m: kept for m, kept in scores.items() if kept and all(map(_probabilities, kept))}
@@ -135,8 +137,10 @@ def inside(results: Results, summary: Summary) -> Section | None:
     look, parts = styles(summary.methods), []
     for experiment in summary.experiments:
         rows, chosen = summary.of(experiment), shown_methods.scaled(summary.methods_in((experiment,)))
-        scales = layers.scales(experiment, [row for row in rows if row.method in chosen], look)
-        parts += figure_parts(summary, experiment, [scales, *layers.fidelity(experiment, rows, look)])
+        scales = {(row.method, row.seed): row.scales for row in rows if row.scales and row.method in chosen}
+        modules = {(row.method, row.seed): row.fidelity for row in rows if row.fidelity}
+        drawn = [layers.scales(experiment, scales, look), *layers.fidelity(experiment, modules, look)]
+        parts += figure_parts(summary, experiment, drawn)
     return Section("layers", "Inside the network", note, parts) if parts else None
 
 

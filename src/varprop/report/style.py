@@ -33,7 +33,7 @@ PALETTE = {
     "other4": "#2f7f93",
 }
 IDEAL: dict[str, Any] = {"color": MUTED, "lw": 0.9, "ls": (0, (3, 2)), "zorder": 1}
-"""Of a line where numbers would be if all were ideal."""
+"""The look of a line at the ideal value."""
 _MARKERS = {"cvp": "D", "mean": "o", "temperature": "^", "streamlining": "s"}
 _DASHES: tuple[Any, ...] = ((0, (1, 1.2)), (0, (3, 1.5)), (0, (6, 1.5)), "-")
 
