@@ -72,7 +72,9 @@ def test_splitting_cuts_what_has_a_row_per_example():
         ([X], "a batch is a Tensor"),
         ([{"x": X}], "no 'labels'"),
         ([(X, [1, 2])], "is a list, not a tensor"),
-        ([(X, torch.tensor(1))], "single number"),
+        ([(X, torch.tensor(1))], "single number: give single examples as a DataLoader"),
+        ([(X[0], 1)], "single number"),
+        ((torch.zeros(400, 2), torch.zeros(399)), "399 targets for inputs of 400 rows"),
     ],
 )
 def test_what_is_no_batch(batches, message):

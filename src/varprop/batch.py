@@ -89,10 +89,19 @@ def read_inputs(data: Any, size: int = SIZE) -> Iterator[Inputs]:
 def _cut(data: Any, size: int, parse: Callable[[Any], Some], is_whole: Callable[[Any], bool]) -> Iterator[Some]:
     if is_whole(data):
         all_of_it = parse(data)
+        if len(all_of_it) > size:
+            _refuse_uneven(all_of_it)
         for start in range(0, max(1, len(all_of_it)), size):
             yield all_of_it.rows(start, start + size)
     else:
         yield from map(parse, _each(data, size))
+
+
+def _refuse_uneven(data: Inputs) -> None:
+    """Examples are told apart by their rows, so some input must have as many as there are targets."""
+    rows = [len(x) for x in _tensors((data.args, data.kwargs)) if x.ndim]
+    if len(data) not in rows:
+        raise InputError(f"{len(data)} targets for inputs of {' and '.join(map(str, rows))} rows")
 
 
 def _is_whole(data: Any) -> bool:
@@ -169,10 +178,13 @@ def take_apart(item: Any) -> Batch:
             "torch.tensor([names.index(label) for label in labels])"
         )
     target = _as_tensor(target)
+    if isinstance(target, int | float):
+        target = torch.tensor(target)
     if not isinstance(target, Tensor):
         raise InputError(f"the target of a batch is a {type(target).__name__}, not a tensor")
     if not target.ndim or not len(target):
-        raise InputError("a batch is empty" if target.ndim else "the target of a batch is a single number, not a batch")
+        single = "the target of a batch is a single number: give single examples as a DataLoader or a Dataset of torch"
+        raise InputError("a batch is empty" if target.ndim else single)
     return Batch(*_call(inputs), target)
 
 

@@ -30,6 +30,8 @@ class Tripled:
         (torch.zeros(4, 1), torch.tensor([[0.0], [1], [1], [0]]), vp.links.Sigmoid()),
         (LOGITS, torch.randn(4, 3), vp.links.Gaussian()),
         (torch.zeros(4), torch.randn(4), vp.links.Gaussian()),
+        (torch.zeros(4), torch.tensor([0, 0, 1, 0]), vp.links.Sigmoid()),
+        (torch.zeros(4), torch.tensor([0.0, 0, 1, 0]), vp.links.Sigmoid()),
     ],
 )
 def test_the_link_is_seen_from_the_targets(logits, target, link):
@@ -44,6 +46,9 @@ def test_the_link_is_seen_from_the_targets(logits, target, link):
             r"a single 1: give class indices, targets.argmax\(-1\), .*links.Sigmoid",
         ),
         (torch.tensor([[3, 1, 2]] * 4), "give floats for a regression, or say what they are with link="),
+        (torch.tensor([[0], [1], [2], [1]]), r"drop the last dimension, targets.squeeze\(-1\)"),
+        (torch.tensor([0.0, 1, 2, 1]), r"class indices are integers, targets.long\(\)"),
+        (torch.tensor([0, 1, 2]), "their first dimensions must agree"),
     ],
 )
 def test_targets_that_do_not_tell(target, message):
@@ -68,6 +73,47 @@ def test_fit_is_propagate_and_calibrate():
     given = vp.fit(model, iter([held_out()]), posterior, vp.links.MeanFieldSoftmax(), procedure=Tripled())
     assert given.link == vp.links.MeanFieldSoftmax()
     assert given.net.var["0.weight"].unique().item() == 0.25
+
+
+class OneLogit(nn.Module):
+    """As most binary classifiers end: [N, 1] becomes [N]."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.layers(x).squeeze(-1)
+
+
+def test_a_single_logit_without_a_dimension_of_its_own(tmp_path):
+    torch.manual_seed(0)
+    model, x = OneLogit().eval(), 5 * torch.randn(60, 4)
+    target = model(x).detach().mul(2).sigmoid().bernoulli()
+    posterior = vp.Posterior.from_fisher(model, [(x, target)], link=vp.links.Sigmoid(), progress=False)
+    kept = vp.Posterior.from_fisher(model.layers, [(x, target)], link=vp.links.Sigmoid(), progress=False)
+    for name, pair in kept.items():
+        torch.testing.assert_close(posterior[f"layers.{name}"].var, pair.var)
+    found = vp.fit(model, (x, target), posterior, progress=False)
+    column = vp.fit(model.layers, (x, target), kept, progress=False)
+    assert found.link == column.link == vp.links.Sigmoid()
+    assert found.net.calibration == column.net.calibration
+    found.save_pretrained(tmp_path / "found")
+    for predictor, other in (
+        (found, column),
+        (vp.load(tmp_path / "found", model), column),
+        (vp.MeanNetwork(model, link=found.link), vp.MeanNetwork(model.layers, link=found.link)),
+        (
+            vp.MonteCarlo(model, posterior, samples=3, link=found.link),
+            vp.MonteCarlo(model.layers, kept, samples=3, link=found.link),
+        ),
+    ):
+        answer, expected = predictor.predict(x, progress=False), other.predict(x, progress=False)
+        torch.testing.assert_close(answer.probs, expected.probs)
+        assert answer.label.shape == answer.confidence.shape == (60,)
+    assert torch.equal(vp.scores.mutual_information(answer), vp.scores.mutual_information(expected))
+    scored, apart = (vp.evaluate(each, (x, target), progress=False).metrics for each in (found, column))
+    assert scored == pytest.approx(apart, rel=1e-4)
 
 
 @pytest.mark.second

@@ -8,7 +8,7 @@ from torch import nn
 
 import varprop as vp
 from tests.models import posterior_of
-from varprop.errors import InputError, OutputError, TrainingModeError
+from varprop.errors import InputError, OutputError, PosteriorError, TrainingModeError
 from varprop.evaluation.methods import named
 from varprop.prediction.temperature import minimize, with_noise
 
@@ -148,6 +148,10 @@ def test_wrong_use(model, posterior):
         vp.TemperatureScaled(vp.MeanNetwork(model, link=vp.links.Gaussian(1.0)))
     with pytest.raises(TrainingModeError):
         vp.MonteCarlo(nn.Sequential(nn.Dropout(), nn.Linear(4, 3)), vp.Posterior.from_tensors({}, {}), 2)
+    with pytest.raises(InputError, match=r"for a single example: give a batch, such as inputs.unsqueeze\(0\)"):
+        vp.MeanNetwork(model).predict(X[0])
+    with pytest.raises(PosteriorError, match=r"not a AdamW.*from_adam\(model, optimizer"):
+        vp.propagate(model, torch.optim.AdamW(model.parameters()))
     with torch.no_grad():
         model[0].weight.fill_(math.nan)
     with pytest.raises(OutputError, match="10 of 10"):

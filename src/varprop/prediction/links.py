@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from varprop.errors import InputError, OutputError
@@ -66,14 +67,18 @@ class ClassLink(Link):
     def expected_entropy(self, logits: Moments) -> Tensor:
         """The entropy of each network, on average: the uncertainty that would be left if the weights were known."""
 
+    def by_class(self, logits: _Logits) -> _Logits:
+        """With the classes along the last dimension."""
+        return logits
+
     def __call__(self, logits: Moments) -> Prediction:
-        logits = widened(logits)
+        logits = self.by_class(widened(logits))
         probs = self.probs(logits)  # before a look at the numbers, for which a GPU would have to be waited for
         return Prediction(probs, checked(logits), self)
 
     def average(self, draws: Iterable[Tensor]) -> Prediction:
         seen = Running()
-        for draw in draws:
+        for draw in map(self.by_class, draws):
             logits = checked(Moments(draw, torch.zeros_like(draw))).mean
             seen.add({"logits": logits, "probs": self.squash(draw)})
         return Prediction(seen.mean()["probs"], _moments(seen), self)
@@ -176,10 +181,15 @@ class Bernoulli(ClassLink):
 
     likelihood: ClassVar[Likelihood] = SIGMOID
 
+    def by_class(self, logits: _Logits) -> _Logits:
+        """A model with one logit often drops its dimension: [N] is N examples, not one with N labels."""
+        return tree_map(lambda x: x.unsqueeze(-1), logits) if len(logits.shape) == 1 else logits
+
     def squash(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
 
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits = self.by_class(logits)
         target, seen = class_scores(logits, target)
         return -F.binary_cross_entropy_with_logits(logits, target, seen, reduction="none").sum(-1)
 
@@ -198,6 +208,7 @@ class Sigmoid(Bernoulli):
         return mean_sigmoid(*logits)
 
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
+        logits = self.by_class(logits)
         target, seen = class_scores(logits.mean, target)
         yes, no = (log_mean_sigmoid(sign * logits.mean, logits.var) for sign in (1, -1))
         return -(seen * (target * yes + (1 - target) * no)).sum(-1)

@@ -89,6 +89,8 @@ def concatenate(parts: Sequence[BatchOutput]) -> Any:
     """All examples of several outputs of one kind as one."""
     if not parts:
         raise InputError("there is nothing to predict: the data are empty, or can be read only once and were")
+    if not all(part._positions for part in parts):
+        raise InputError("the answer is for a single example: give a batch, such as inputs.unsqueeze(0)")
     shapes = {tuple(next(iter(part.tensors().values())).shape[1:]) for part in parts}
     if len(shapes) > 1:
         listed = " and ".join(str([*shape]) for shape in sorted(shapes))

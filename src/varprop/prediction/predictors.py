@@ -26,7 +26,7 @@ from varprop.prediction.card import write_card
 from varprop.prediction.links import ClassLink, Gaussian, Link, Sigmoid, Softmax
 from varprop.prediction.prediction import Prediction, Regression, concatenate
 from varprop.prediction.predictor_config import describe_link, processor_name
-from varprop.prediction.targets import labelled
+from varprop.prediction.targets import labelled, refuse_mismatch
 from varprop.rules import CVP
 
 UNLABELLED = "no example has a label: all are -100"
@@ -239,6 +239,9 @@ def class_names(model: nn.Module) -> tuple[str, ...] | None:
 
 def link_for(logits: Tensor, target: Tensor) -> Link:
     """Softmax for class indices, sigmoid for zeros and ones in the shape of the logits, else a regression."""
+    refuse_mismatch(logits, target)
+    if logits.ndim == 1:  # a single output that has dropped its dimension
+        logits = logits.unsqueeze(-1)
     if not target.is_floating_point() and target.shape == logits.shape[:-1] and logits.shape[-1] > 1:
         return Softmax()
     single = logits.shape[-1:] == (1,) and target.shape == logits.shape[:-1]

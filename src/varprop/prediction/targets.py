@@ -44,10 +44,24 @@ def class_indices(logits: Tensor, target: Tensor) -> Tensor:
 def _shaped(logits: Tensor, target: Tensor) -> str:
     """How to mend the shapes."""
     if target.shape == (*logits.shape[:-1], 1):
-        return ": drop the last dimension with labels.squeeze(-1)"
+        return ": drop the last dimension, targets.squeeze(-1)"
     if logits.ndim > 2 and target.shape == (logits.shape[0], *logits.shape[2:]):
         return ": classes come last here, propagate(..., output=lambda logits: logits.movedim(1, -1))"
     return ""
+
+
+def refuse_mismatch(outputs: Tensor, target: Tensor) -> None:
+    """Targets that fit no link, whatever was meant, with how to mend them."""
+    hint = ""
+    if outputs.shape[:1] != target.shape[:1]:
+        hint = ": their first dimensions must agree"
+    elif outputs.ndim > 1 and outputs.shape[-1] > 1:
+        if not target.is_floating_point():
+            hint = _shaped(outputs, target)
+        elif target.shape == outputs.shape[:-1]:
+            hint = ": class indices are integers, targets.long(); a regression needs one for each output"
+    if hint:
+        raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(outputs.shape)}{hint}")
 
 
 def refuse_shape(outputs: Tensor, target: Tensor) -> None:
