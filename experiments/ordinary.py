@@ -35,6 +35,7 @@ TITLES = {
     "cvp-adam-bfloat16": "the same in bfloat16",
     "cvp-isotropic": "CVP, one variance for all weights",
     "cvp-adam-fixed": "CVP, variances from Adam, fixed width",
+    "cvp-isotropic-width": "CVP, one variance for all weights, one of two widths",
     "cvp-isotropic-fixed": "CVP, one variance for all weights, fixed width",
     "factored-adam": "FACTORED, variances from Adam",
     f"ensemble-{ENSEMBLE_SIZE}": f"{ENSEMBLE_SIZE} networks",
