@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from experiments.augment import UNCHANGED, apply
 from experiments.cuda_graph import Gradients
 from experiments.data.examples import Examples, PreparedBatches, map_inputs
 from experiments.pipeline import Pipeline
-from experiments.row_files import add_rows, read_rows
+from experiments.row_files import add_rows, packed, read_rows
 from experiments.side_by_side import as_call
 from experiments.training import loss_of
 from varprop import links
@@ -30,6 +30,7 @@ from varprop.batch import read as read_batches
 from varprop.calibration.calibrate import calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
+from varprop.evaluation.evaluated import Evaluation
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.posterior.swag import SWAG
@@ -46,8 +47,8 @@ HELD_OUT = (50, 100, 300, 1000)
 ENSEMBLE_SIZE = 4
 SWAG_EPOCHS, SWAG_COLLECTED, SWAG_RATES, SWAG_MOMENTUM = 4, 20, (0.003, 0.03), 0.9
 
-Found = tuple[Mapping[str, float], dict[str, Any]]
-"""Metrics, and what else a row says."""
+Found = tuple[Evaluation, dict[str, Any]]
+"""On the test examples, and what else a row says."""
 
 
 @dataclass
@@ -73,10 +74,10 @@ class Study:
             asked = self.only is None or name in self.only
             if asked and name not in self._done() and time.monotonic() < self.until:
                 started = time.monotonic()
-                metrics, notes = method()
+                found, notes = method()
                 row = {"row": self.pipeline.experiment.name, "seed": self.seed, "method": name, **notes}
-                row |= {"metrics": dict(metrics), "seconds": time.monotonic() - started}
-                add_rows(self.out, [row])
+                row |= {"metrics": dict(found.metrics), "seconds": time.monotonic() - started}
+                add_rows(self.out, [row | packed(found)])
 
     def _done(self) -> set[str]:
         return {row["method"] for row in read_rows(self.out) if row["seed"] == self.seed}
@@ -111,8 +112,8 @@ class Study:
         order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(self.seed))[:count]
         return list(self._prepared(examples.take(order), count))
 
-    def _score(self, predictor: Any) -> Mapping[str, float]:
-        return evaluate(predictor, self.test, progress=False).metrics
+    def _score(self, predictor: Any) -> Evaluation:
+        return evaluate(predictor, self.test, progress=False)
 
     def _tempered(self, count: int | None = None) -> Found:
         fitted = TemperatureScaled(MeanNetwork(self.model)).fit(self._some(count))
@@ -139,7 +140,7 @@ class Study:
         """Fitted in float32, run in bfloat16."""
         predictor = Propagated(copy.deepcopy(self.fitted).to(torch.bfloat16))
         inputs = ((map_inputs(x, lambda t: t.bfloat16() if t.is_floating_point() else t), y) for x, y in self.test)
-        return evaluate(predictor, inputs, progress=False).metrics, {}
+        return evaluate(predictor, inputs, progress=False), {}
 
     @property
     def _last_layer(self) -> Posterior:
@@ -162,13 +163,15 @@ class Study:
         size = sum(float(pair.mean.square().sum()) for pair in posterior.values())
         noise = sum(float(pair.var.sum()) for pair in posterior.values())
         wide = {width: posterior.scaled(width**2 * size / noise) for width in WIDTHS}
-        losses = {width: self._sample(each, SEARCH_SAMPLES, self.held_out)["nll"] for width, each in wide.items()}
+        losses = {
+            width: self._sample(each, SEARCH_SAMPLES, self.held_out).metrics["nll"] for width, each in wide.items()
+        }
         best = min(losses, key=lambda width: losses[width])
         return losses[best], best, wide[best]
 
-    def _sample(self, posterior: Posterior, samples: int, data: PreparedBatches) -> Mapping[str, float]:
+    def _sample(self, posterior: Posterior, samples: int, data: PreparedBatches) -> Evaluation:
         predictor = MonteCarlo(self.model, posterior, samples, seed=self.seed)
-        return evaluate(predictor, replace(data, size=SAMPLED_BATCH), progress=False).metrics
+        return evaluate(predictor, replace(data, size=SAMPLED_BATCH), progress=False)
 
     def _ensemble(self) -> Found:
         """Of this network and the next ones, with one temperature for all."""
@@ -183,7 +186,7 @@ class Study:
 
         grid = [10 ** (-0.5 + i / 20) for i in range(21)]
         best = min(grid, key=lambda t: evaluate_answers(answer(t, held_out), progress=False).metrics["nll"])
-        return evaluate_answers(answer(best, test), progress=False).metrics, {"temperature": best}
+        return evaluate_answers(answer(best, test), progress=False), {"temperature": best}
 
     @torch.no_grad()
     def _logits(self, models: Sequence[nn.Module], data: PreparedBatches) -> Iterator[tuple[list[Tensor], Tensor]]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from experiments.checkpoint_study import ENSEMBLE_SIZE, FINAL_SAMPLES
-from experiments.row_files import read_rows
+from experiments.row_files import read_rows, unpacked
 from varprop.errors import InputError
 
 COLUMNS = {
@@ -33,6 +34,9 @@ TITLES = {
     "cvp-adam": "CVP, variances from Adam",
     "cvp-adam-bfloat16": "the same in bfloat16",
     "cvp-isotropic": "CVP, one variance for all weights",
+    "cvp-adam-fixed": "CVP, variances from Adam, fixed width",
+    "cvp-isotropic-width": "CVP, one variance for all weights, one of two widths",
+    "cvp-isotropic-fixed": "CVP, one variance for all weights, fixed width",
     "factored-adam": "FACTORED, variances from Adam",
     f"ensemble-{ENSEMBLE_SIZE}": f"{ENSEMBLE_SIZE} networks",
     "mc-adam": f"{FINAL_SAMPLES} samples, variances from Adam",
@@ -45,36 +49,70 @@ TITLES = {
 
 
 def compare_paired(rows: Sequence[dict[str, Any]], reference: str = "temperature") -> dict[str, dict[str, Any]]:
-    """For each method and metric: the mean over seeds, and the mean and standard error of what sets it apart."""
-    by_method: dict[str, dict[int, dict[str, float]]] = {}
+    """For each method and metric: the mean over seeds, and the mean and standard error of what sets it apart.
+
+    The error is over seeds; that of accuracy is over test examples too, where rows hold which of them were right.
+    """
+    by_method: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
-        by_method.setdefault(row["method"], {})[row["seed"]] = row["metrics"]
+        by_method.setdefault(row["method"], {})[row["seed"]] = row
     found: dict[str, dict[str, Any]] = {}
     for method, seeds in by_method.items():
         name, at, count = method.partition("@")
         beside = by_method.get(f"{reference}{at}{count}", {})
         common = sorted(set(seeds) & set(beside))
-        for metric in next(iter(seeds.values())):
-            values = torch.tensor([seeds[s][metric] for s in seeds], dtype=torch.float64)
+        pairs = [(seeds[seed], beside[seed]) for seed in common]
+        for metric in next(iter(seeds.values()))["metrics"]:
+            values = torch.tensor([row["metrics"][metric] for row in seeds.values()], dtype=torch.float64)
             entry = {"mean": float(values.mean()), "seeds": len(seeds)}
             if name != reference and len(common) > 1:
-                gaps = torch.tensor([seeds[s][metric] - beside[s][metric] for s in common], dtype=torch.float64)
-                entry |= {"difference": float(gaps.mean()), "error": float(gaps.std()) / math.sqrt(len(gaps))}
+                gaps = [here["metrics"][metric] - there["metrics"][metric] for here, there in pairs]
+                by_seed = torch.tensor(gaps, dtype=torch.float64)
+                entry |= {"difference": float(by_seed.mean()), "error": _error(by_seed)}
+                if metric == "accuracy":
+                    entry |= _by_example(pairs)
             found.setdefault(method, {})[metric] = entry
     return found
+
+
+def _by_example(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
+    """What examples add, if all networks were tested on the same."""
+    tests = {(each.get("right") or {"labels": None})["labels"] for pair in pairs for each in pair}
+    if len(tests) > 1 or None in tests:
+        return {}
+    here, there = (torch.stack([unpacked(each["right"]) for each in some]) for some in zip(*pairs, strict=True))
+    won, lost = (float(some.sum(1).double().mean()) for some in (here & ~there, there & ~here))
+    return {"error": two_way_error(here.double() - there.double()), "won": won, "lost": lost}
+
+
+def two_way_error(gaps: Tensor) -> float:
+    """The standard error of the mean of [seed, example], where both are drawn: other networks, other test examples.
+
+    The squares of the errors over seeds and over examples add up. What a seed and an example have of their own together
+    is in both, so that the sum is too large rather than too small.
+    """
+    return math.hypot(_error(gaps.mean(1)), _error(gaps.mean(0)))
+
+
+def _error(values: Tensor) -> float:
+    return float(values.std()) / math.sqrt(len(values))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: what each method has, and beside it what sets it apart from temperature scaling, paired by seed.
 
-    In bold what is better by more than two standard errors, in italics what is worse by more than one.
+    In bold what is better by more than two standard errors, in italics what is worse by more than one. Where rows hold
+    which examples were right, a last column counts those right with this method alone, and with the other alone.
     """
     found = compare_paired(rows)
-    lines = [["", "seeds", *(title for title, _, _ in COLUMNS.values())], ["---", *["---:"] * (1 + len(COLUMNS))]]
+    counted = any("won" in each["accuracy"] for each in found.values())
+    titles = ["", "seeds", *(title for title, _, _ in COLUMNS.values()), *["won, lost"] * counted]
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)]]
     for method in sorted(found, key=_place):
         name, at, count = method.partition("@")
         line = [TITLES.get(name, name) + (f", {count} held-out" if at else ""), str(found[method]["nll"]["seeds"])]
-        lines.append(line + [_entry(metric, found[method][metric]) for metric in COLUMNS])
+        line += [_entry(metric, found[method][metric]) for metric in COLUMNS]
+        lines.append(line + [_counts(found[method]["accuracy"])] * counted)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -92,6 +130,11 @@ def _entry(metric: str, entry: Mapping[str, float]) -> str:
     mark = "**" if gain > 2 * entry["error"] else "*" if -gain > entry["error"] else ""
     gap = f"{factor * entry['difference']:+.{digits}f} ± {factor * entry['error']:.{digits}f}"
     return f"{text} ({mark}{gap}{mark})"
+
+
+def _counts(entry: Mapping[str, float]) -> str:
+    """Of a network, on average."""
+    return f"{entry['won']:.1f}, {entry['lost']:.1f}" if "won" in entry else ""
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path, method: str = "cvp-isotropic") -> None:
