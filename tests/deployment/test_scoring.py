@@ -172,6 +172,8 @@ def test_a_column_that_is_not_there(classifier, tmp_path):
     parquet.write_table(arrow.table({"features": [[1.0, 2, 3, 4]]}), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="no column input; it has features"):
         score(classifier, tmp_path / "x.parquet", tmp_path / "out", progress=False)
+    with pytest.raises(InputError, match="key 'label' is also the name of a column of the scores: rename it"):
+        score(classifier, tmp_path / "x.parquet", tmp_path / "out", key=["label"], progress=False)
     score(classifier, tmp_path / "x.parquet", tmp_path / "out", column="features", progress=False)
     assert read(tmp_path / "out").num_rows == 1
 

@@ -24,6 +24,8 @@ from varprop.posterior.file import replacing
 
 MANIFEST = "_manifest.json"  # readers of folders of Parquet pass over names that begin so
 FORMAT = "varprop.scores"
+COLUMNS = ("row", "label", "confidence", "probs", "prediction", "std", "abstain", "problem")
+"""What scores are made of; which of them there are depends on the predictor."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,8 @@ def score(
     same call resumes one that was killed. Beside them lies a manifest. Returns None where others, under
     ``torchrun``, have shards left to do.
     """
+    if taken := [name for name in key if name in COLUMNS]:
+        raise InputError(f"the key {taken[0]!r} is also the name of a column of the scores: rename it in the data")
     place = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else device
     job = Job(str(model), str(data), str(out), tuple(key), column, rows, batch_size, place, build)
     folder = _claimed(Path(out), job.manifest())
