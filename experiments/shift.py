@@ -67,6 +67,7 @@ OUT_OF_DISTRIBUTION: Mapping[str, tuple[str, Callable[[Path | None], Examples]]]
     "fashion-mnist-cnn": _MNIST,
     "digits-cnn": _FASHION_MNIST,
     "cifar10-vit": _TINY_IMAGENET,
+    "objects-vit": _TINY_IMAGENET,
 }
 """By row, with AdamW or without: the other data set and its reader."""
 
@@ -78,10 +79,11 @@ def out_of_distribution(row: str, folder: Path | None) -> dict[str, Examples]:
 
 
 def corruptions_of(images: Examples, count: int) -> Corrupted:
-    """The test images as they are, and the first of them in every kind and strength of corruption."""
+    """The test images as they are, and the first of them in every kind and strength of corruption, each made once."""
     some = images.take(slice(count))
     kinds = [(kind, strength) for kind in KINDS for strength in STRENGTHS] if count else []
-    return {"none 0": lambda: images} | {f"{k} {s}": functools.partial(corrupted, some, k, s) for k, s in kinds}
+    made = functools.cache(functools.partial(corrupted, some))  # as bytes; all networks and methods are shown the same
+    return {"none 0": lambda: images} | {f"{k} {s}": functools.partial(made, k, s) for k, s in kinds}
 
 
 # --- rows --------------------------------------------------------------------------------------------
