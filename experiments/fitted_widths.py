@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,15 +121,26 @@ class TemperedSamples(MonteCarlo):
 
 
 def sampled(case: Case) -> Predictor:
-    """Samples of the posterior whose width, of the same grid, has the least NLL, with its own temperature."""
+    """Samples of the posterior whose width, of the same grid, has the least NLL, with its own temperature.
+
+    Passes are many: from the width that is nearest to the posterior's own, downhill.
+    """
     mean, var = ([pair[i].double() for _, pair in case.posterior.items()] for i in (0, 1))
     own = math.sqrt(float(sum(x.sum() for x in var)) / float(sum(x.square().sum() for x in mean)))
-    found: dict[float, TemperedSamples] = {}
-    for log in LOG_WIDTHS:
-        samples = TemperedSamples(case.model, case.posterior.scaled((10**log / own) ** 2), SAMPLES, link=case.link)
+
+    @functools.cache
+    def at(place: int) -> tuple[float, TemperedSamples]:
+        wide = case.posterior.scaled((10 ** LOG_WIDTHS[place] / own) ** 2)
+        samples = TemperedSamples(case.model, wide, SAMPLES, link=case.link)
         nll, samples.temperature = _tempered_samples(samples, case)
-        found[nll] = samples
-    return found[min(found)]
+        return nll, samples
+
+    places = range(len(LOG_WIDTHS))
+    best, before = min(places, key=lambda i: abs(LOG_WIDTHS[i] - math.log10(own))), -1
+    while best != before:
+        before, near = best, [i for i in (best - 1, best, best + 1) if i in places]
+        best = min(near, key=lambda i: at(i)[0])
+    return at(best)[1]
 
 
 @torch.no_grad()

@@ -79,11 +79,19 @@ def out_of_distribution(row: str, folder: Path | None) -> dict[str, Examples]:
 
 
 def corruptions_of(images: Examples, count: int) -> Corrupted:
-    """The test images as they are, and the first of them in every kind and strength of corruption, each made once."""
-    some = images.take(slice(count))
-    kinds = [(kind, strength) for kind in KINDS for strength in STRENGTHS] if count else []
-    made = functools.cache(functools.partial(corrupted, some))  # as bytes; all networks and methods are shown the same
-    return {"none 0": lambda: images} | {f"{k} {s}": functools.partial(made, k, s) for k, s in kinds}
+    """The test images as they are, and in every kind and strength of corruption so many of them, each made once.
+
+    A kind has those that follow on the last kind's, the first ones after the last: few of a kind are many in all.
+    """
+    count = min(count, len(images))
+
+    @functools.cache  # as bytes; all networks and methods are shown the same
+    def made(place: int, strength: int) -> Examples:
+        some = images.take((torch.arange(count) + place * count) % len(images))
+        return corrupted(some, KINDS[place], strength)
+
+    kinds = [(i, strength) for i in range(len(KINDS)) for strength in STRENGTHS] if count else []
+    return {"none 0": lambda: images} | {f"{KINDS[i]} {s}": functools.partial(made, i, s) for i, s in kinds}
 
 
 # --- rows --------------------------------------------------------------------------------------------

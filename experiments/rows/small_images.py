@@ -67,7 +67,7 @@ GARMENTS_CNN_ADAMW, DIGITS_CNN_ADAMW = (
 )
 OBJECTS_VIT_ADAMW = with_adamw(
     OBJECTS_VIT,
-    replace(FROM_SCRATCH, model=OBJECTS_VIT.recipe.model, epochs=30, batch=100, schedule=Schedule(warmup=0.1)),
+    replace(FROM_SCRATCH, model=OBJECTS_VIT.recipe.model, epochs=15, batch=100, schedule=Schedule(warmup=0.1)),
     OBJECTS_VIT.about.replace("trained on", "trained with AdamW on"),
     methods=METHODS,
 )
