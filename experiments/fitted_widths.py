@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,7 +33,7 @@ SOFTNESS = 0.3  # of a rank, in nats of the confidence's log-odds
 EPOCHS, RATE, BATCH = 5, 0.05, 250
 SHIFTS = (-1.5, 1.5)  # of the log variance of a group
 WORTH = 2.0  # nats in all that a group's width must gain
-SAMPLES = 64
+SAMPLES, FEW = 64, 1_000  # held-out examples that samples are fitted to
 TEMPERATURES, COARSE = tuple(math.exp(0.05 * i) for i in range(-16, 25)), 4
 
 
@@ -123,7 +123,7 @@ class TemperedSamples(MonteCarlo):
 def sampled(case: Case) -> Predictor:
     """Samples of the posterior whose width, of the same grid, has the least NLL, with its own temperature.
 
-    Passes are many: from the width that is nearest to the posterior's own, downhill.
+    Passes are many: from the width that is nearest to the posterior's own, downhill, by some of the examples.
     """
     mean, var = ([pair[i].double() for _, pair in case.posterior.items()] for i in (0, 1))
     own = math.sqrt(float(sum(x.sum() for x in var)) / float(sum(x.square().sum() for x in mean)))
@@ -143,10 +143,18 @@ def sampled(case: Case) -> Predictor:
     return at(best)[1]
 
 
+def _some(batches: Iterable[Batch]) -> Iterator[Batch]:
+    seen = 0
+    for batch in batches:
+        if seen < FEW:
+            yield batch.rows(0, FEW - seen)
+        seen += len(batch)
+
+
 @torch.no_grad()
 def _tempered_samples(samples: TemperedSamples, case: Case) -> tuple[float, float]:
     """The least NLL and its temperature."""
-    known = [(torch.stack(list(samples.draws(*b.args, **b.kwargs))), b.target) for b in case.batches()]
+    known = [(torch.stack(list(samples.draws(*b.args, **b.kwargs))), b.target) for b in _some(case.batches())]
 
     def nll(place: int) -> float:
         answers = ((case.link.average(draws / TEMPERATURES[place]), y) for draws, y in known)

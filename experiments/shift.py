@@ -6,6 +6,7 @@ Rows are lines of JSON; what is in the file already is not done again.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -79,19 +80,24 @@ def out_of_distribution(row: str, folder: Path | None) -> dict[str, Examples]:
 
 
 def corruptions_of(images: Examples, count: int) -> Corrupted:
-    """The test images as they are, and in every kind and strength of corruption so many of them, each made once.
+    """The test images as they are, and the first of them in every kind and strength of corruption, each made once."""
+    some = images.take(slice(count))
+    kinds = [(kind, strength) for kind in KINDS for strength in STRENGTHS] if count else []
+    made = functools.cache(functools.partial(corrupted, some))  # as bytes; all networks and methods are shown the same
+    return {"none 0": lambda: images} | {f"{k} {s}": functools.partial(made, k, s) for k, s in kinds}
 
-    A kind has those that follow on the last kind's, the first ones after the last: few of a kind are many in all.
-    """
-    count = min(count, len(images))
 
-    @functools.cache  # as bytes; all networks and methods are shown the same
-    def made(place: int, strength: int) -> Examples:
-        some = images.take((torch.arange(count) + place * count) % len(images))
-        return corrupted(some, KINDS[place], strength)
+def mixed_corruptions_of(images: Examples) -> Corrupted:
+    """The test images as they are, and in every strength all of them, each in one of the kinds: few images suffice."""
+    edges = [len(images) * i // len(KINDS) for i in range(len(KINDS) + 1)]
 
-    kinds = [(i, strength) for i in range(len(KINDS)) for strength in STRENGTHS] if count else []
-    return {"none 0": lambda: images} | {f"{KINDS[i]} {s}": functools.partial(made, i, s) for i, s in kinds}
+    @functools.cache
+    def made(strength: int) -> Examples:
+        parts = [images.take(slice(*pair)) for pair in itertools.pairwise(edges)]
+        changed = [corrupted(part, kind, strength).inputs for part, kind in zip(parts, KINDS, strict=True)]
+        return Examples(torch.cat(changed), images.labels)
+
+    return {"none 0": lambda: images} | {f"mixed {s}": functools.partial(made, s) for s in STRENGTHS}
 
 
 # --- rows --------------------------------------------------------------------------------------------

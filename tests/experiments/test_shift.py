@@ -22,6 +22,7 @@ from experiments.shift import (
     auroc,
     corruptions_of,
     detection_table,
+    mixed_corruptions_of,
     out_of_distribution,
     risk_table,
     shift_rows,
@@ -91,14 +92,24 @@ def test_every_row_with_other_data_is_there(tmp_path):
     assert len(corruptions_of(Examples(torch.zeros(2), torch.zeros(2)), 1)) == 1 + 15 * 5
 
 
-def test_each_kind_damages_the_next_images_once(monkeypatch):
+def test_damaged_images_are_made_once(monkeypatch):
     made = []
     monkeypatch.setattr(shift, "corrupted", lambda images, kind, strength: made.append((kind, strength)) or images)
     found = corruptions_of(Examples(torch.arange(5), torch.arange(5)), 2)
-    first, second, third = (f"{kind} 2" for kind in corruptions.KINDS[:3])
-    assert [found[name]().inputs.tolist() for name in (first, second, third)] == [[0, 1], [2, 3], [4, 0]]
-    assert found[first]() is found[first]()
-    assert made == [(kind, 2) for kind in corruptions.KINDS[:3]]
+    assert found["fog 2"]() is found["fog 2"]()
+    assert len(found["fog 3"]()) == 2
+    assert made == [("fog", 2), ("fog", 3)]
+
+
+def test_kinds_of_damage_that_are_mixed(monkeypatch):
+    made = {}
+    monkeypatch.setattr(shift, "corrupted", lambda images, kind, _: made.setdefault(kind, images))
+    found = mixed_corruptions_of(Examples(torch.arange(32), torch.arange(32)))
+    assert list(found) == ["none 0", *(f"mixed {strength}" for strength in corruptions.STRENGTHS)]
+    assert found["mixed 4"]() is found["mixed 4"]()
+    assert torch.equal(found["mixed 4"]().inputs, torch.arange(32)), "each image once, in its place"
+    assert {kind: len(images) for kind, images in made.items()}.keys() == set(corruptions.KINDS)
+    assert {len(images) for images in made.values()} == {2, 3}
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
