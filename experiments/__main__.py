@@ -25,7 +25,15 @@ from experiments.rows import ROWS, row_named
 from experiments.rows.daquar_fusion import TOKENS
 from experiments.search import search as try_all
 from experiments.search import trial_table
-from experiments.shift import JUDGED, corruptions_of, detection_table, out_of_distribution, risk_table, shift_rows
+from experiments.shift import (
+    JUDGED,
+    corruptions_of,
+    detection_table,
+    mixed_corruptions_of,
+    out_of_distribution,
+    risk_table,
+    shift_rows,
+)
 from varprop.cli import shell
 from varprop.cli.references import device_named, numbers, writable
 from varprop.cli.screen import show
@@ -150,6 +158,7 @@ def shift(
     out: Folder = None,
     methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
     damaged: Annotated[int, typer.Option(min=0, help="Test images to be changed in all kinds and strengths.")] = 0,
+    mixed: Annotated[bool, typer.Option(help="All test images in each strength, each image in one kind.")] = False,
     threads: Threads = None,
     recipe: RecipeFile = None,
 ) -> None:
@@ -162,15 +171,18 @@ def shift(
     pipeline.log = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
     others, test = out_of_distribution(row, data_dir), pipeline.splits(pipeline.seeds[0]).test
     images = isinstance(test.inputs, torch.Tensor)
-    if damaged and not images:
+    if damaged and mixed:
+        raise InputError("give --damaged, for each kind alone, or --mixed, for all kinds together")
+    if (damaged or mixed) and not images:
         raise InputError(f"{row} has no images in memory to be damaged")
-    if not others and not damaged:
+    if not others and not damaged and not mixed:
         raise InputError(f"{row} has no other data set to be told from; give --damaged for changed test images")
     writable(folder)
-    rows = shift_rows(pipeline, others, corruptions_of(test, damaged) if images else {})
+    changed = mixed_corruptions_of(test) if mixed else corruptions_of(test, damaged) if images else {}
+    rows = shift_rows(pipeline, others, changed)
     for name in others:
         console.print(detection_table(rows, row, name), highlight=False)
-    for metric in JUDGED if damaged else ():
+    for metric in JUDGED if damaged or mixed else ():
         console.print(risk_table(rows, row, metric), highlight=False)
 
 

@@ -5,6 +5,7 @@ of least AURC. ``cvp-ranked`` has scales fitted to NLL + weight · smooth AURC, 
 ``cvp-groups`` has a width for each head and branch. ``cvp-margin`` and ``cvp-directions`` take the variance of the
 logits from gradients of the plain network, which know that tokens share their weights: of the margin, one backward
 pass; of the first three classes, three. ``cvp-sampled-margin`` has it from 64 samples: a bound, not a method.
+``mc-64-flat`` is what they are measured by: 64 samples whose posterior has its width and temperature as ``cvp-flat``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from experiments.fitted_widths import COARSE, TEMPERATURES, Case, flat, groups, ranked, widest
+from experiments.fitted_widths import COARSE, SAMPLES, TEMPERATURES, Case, flat, groups, ranked, sampled, widest
 from varprop.batch import Batch
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate_answers
@@ -34,7 +35,7 @@ from varprop.prediction.predictors import Predictor, run
 from varprop.rules import CVP
 
 STRENGTHS = (0.0, *(10 ** (0.5 * i) for i in range(-4, 9)))  # factors on a variance
-SAMPLES, POINTS, DIRECTIONS = 64, 256, 3
+POINTS, DIRECTIONS = 256, 3
 CHUNK = 25  # examples whose gradients are in memory together
 
 
@@ -168,6 +169,7 @@ VARIANTS: Mapping[str, Variant] = {
         Variant("cvp-groups", "CVP, a width for each head and branch", make=groups),
         Variant("cvp-margin", "CVP, margin's variance by gradients", make=margin),
         Variant("cvp-directions", "CVP, covariance of three classes by gradients", make=directions),
+        Variant("mc-64-flat", "MC-64, one width", make=sampled),
         Variant("cvp-sampled-margin", "CVP, margin's variance by 64 samples", make=sampled_margin),
     )
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +24,7 @@ from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction.links import ClassLink
+from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.predictors import Predictor, Propagated
 
 LOG_WIDTHS = tuple(-2.5 + 0.25 * i for i in range(11))  # of log₁₀ of the relative width
@@ -31,6 +33,7 @@ SOFTNESS = 0.3  # of a rank, in nats of the confidence's log-odds
 EPOCHS, RATE, BATCH = 5, 0.05, 250
 SHIFTS = (-1.5, 1.5)  # of the log variance of a group
 WORTH = 2.0  # nats in all that a group's width must gain
+SAMPLES, FEW = 64, 1_000  # held-out examples that samples are fitted to
 TEMPERATURES, COARSE = tuple(math.exp(0.05 * i) for i in range(-16, 25)), 4
 
 
@@ -96,11 +99,69 @@ def _tempered(case: Case, pairs: Sequence[tuple[Moments, Tensor]]) -> tuple[floa
         t = TEMPERATURES[place]
         return float(torch.cat([case.link.loss(x.divided_by(t), y) for x, y in pairs]).mean())
 
-    middle = min(range(0, len(TEMPERATURES), COARSE), key=nll)
-    places = range(max(0, middle - COARSE + 1), min(len(TEMPERATURES), middle + COARSE))
-    best = TEMPERATURES[min(places, key=nll)]
+    best = TEMPERATURES[_best_place(nll)]
     found = evaluate_answers([(case.link(x.divided_by(best)), y) for x, y in pairs], progress=False).metrics
     return best, found["nll"], found["aurc"]
+
+
+def _best_place(nll: Callable[[int], float]) -> int:
+    """Among the temperatures."""
+    middle = min(range(0, len(TEMPERATURES), COARSE), key=nll)
+    return min(range(max(0, middle - COARSE + 1), min(len(TEMPERATURES), middle + COARSE)), key=nll)
+
+
+class TemperedSamples(MonteCarlo):
+    """Monte Carlo whose logits are divided by a temperature."""
+
+    temperature = 1.0
+
+    def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
+        for logits in super().draws(*args, **kwargs):
+            yield logits / self.temperature
+
+
+def sampled(case: Case) -> Predictor:
+    """Samples of the posterior whose width, of the same grid, has the least NLL, with its own temperature.
+
+    Passes are many: from the width that is nearest to the posterior's own, downhill, by some of the examples.
+    """
+    mean, var = ([pair[i].double() for _, pair in case.posterior.items()] for i in (0, 1))
+    own = math.sqrt(float(sum(x.sum() for x in var)) / float(sum(x.square().sum() for x in mean)))
+
+    @functools.cache
+    def at(place: int) -> tuple[float, TemperedSamples]:
+        wide = case.posterior.scaled((10 ** LOG_WIDTHS[place] / own) ** 2)
+        samples = TemperedSamples(case.model, wide, SAMPLES, link=case.link)
+        nll, samples.temperature = _tempered_samples(samples, case)
+        return nll, samples
+
+    places = range(len(LOG_WIDTHS))
+    best, before = min(places, key=lambda i: abs(LOG_WIDTHS[i] - math.log10(own))), -1
+    while best != before:
+        before, near = best, [i for i in (best - 1, best, best + 1) if i in places]
+        best = min(near, key=lambda i: at(i)[0])
+    return at(best)[1]
+
+
+def _some(batches: Iterable[Batch]) -> Iterator[Batch]:
+    seen = 0
+    for batch in batches:
+        if seen < FEW:
+            yield batch.rows(0, FEW - seen)
+        seen += len(batch)
+
+
+@torch.no_grad()
+def _tempered_samples(samples: TemperedSamples, case: Case) -> tuple[float, float]:
+    """The least NLL and its temperature."""
+    known = [(torch.stack(list(samples.draws(*b.args, **b.kwargs))), b.target) for b in _some(case.batches())]
+
+    def nll(place: int) -> float:
+        answers = ((case.link.average(draws / TEMPERATURES[place]), y) for draws, y in known)
+        return evaluate_answers(list(answers), progress=False).metrics["nll"]
+
+    best = _best_place(nll)
+    return nll(best), TEMPERATURES[best]
 
 
 # --- a loss that ranks ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Rows are lines of JSON; what is in the file already is not done again.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ OUT_OF_DISTRIBUTION: Mapping[str, tuple[str, Callable[[Path | None], Examples]]]
     "fashion-mnist-cnn": _MNIST,
     "digits-cnn": _FASHION_MNIST,
     "cifar10-vit": _TINY_IMAGENET,
+    "objects-vit": _TINY_IMAGENET,
 }
 """By row, with AdamW or without: the other data set and its reader."""
 
@@ -78,10 +80,24 @@ def out_of_distribution(row: str, folder: Path | None) -> dict[str, Examples]:
 
 
 def corruptions_of(images: Examples, count: int) -> Corrupted:
-    """The test images as they are, and the first of them in every kind and strength of corruption."""
+    """The test images as they are, and the first of them in every kind and strength of corruption, each made once."""
     some = images.take(slice(count))
     kinds = [(kind, strength) for kind in KINDS for strength in STRENGTHS] if count else []
-    return {"none 0": lambda: images} | {f"{k} {s}": functools.partial(corrupted, some, k, s) for k, s in kinds}
+    made = functools.cache(functools.partial(corrupted, some))  # as bytes; all networks and methods are shown the same
+    return {"none 0": lambda: images} | {f"{k} {s}": functools.partial(made, k, s) for k, s in kinds}
+
+
+def mixed_corruptions_of(images: Examples) -> Corrupted:
+    """The test images as they are, and in every strength all of them, each in one of the kinds: few images suffice."""
+    edges = [len(images) * i // len(KINDS) for i in range(len(KINDS) + 1)]
+
+    @functools.cache
+    def made(strength: int) -> Examples:
+        parts = [images.take(slice(*pair)) for pair in itertools.pairwise(edges)]
+        changed = [corrupted(part, kind, strength).inputs for part, kind in zip(parts, KINDS, strict=True)]
+        return Examples(torch.cat(changed), images.labels)
+
+    return {"none 0": lambda: images} | {f"mixed {s}": functools.partial(made, s) for s in STRENGTHS}
 
 
 # --- rows --------------------------------------------------------------------------------------------

@@ -65,6 +65,12 @@ GARMENTS_CNN_ADAMW, DIGITS_CNN_ADAMW = (
     with_adamw(row, ADAMW, row.about.replace("trained on", "trained with AdamW on"), methods=METHODS)
     for row in (GARMENTS_CNN, DIGITS_CNN)
 )
+OBJECTS_VIT_ADAMW = with_adamw(
+    OBJECTS_VIT,
+    replace(FROM_SCRATCH, model=OBJECTS_VIT.recipe.model, epochs=15, batch=100, schedule=Schedule(warmup=0.1)),
+    OBJECTS_VIT.about.replace("trained on", "trained with AdamW on"),
+    methods=METHODS,
+)
 
 
 FASHION_MNIST = Experiment(

@@ -5,18 +5,20 @@ import sqlite3
 import warnings
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from experiments import __main__ as program
-from experiments import pipeline, search, training
+from experiments import pipeline, search, shift, training
 from experiments import rows as registry
 from experiments.exceptions import DataError
 from experiments.models.weights import fill
 from experiments.paper.norms import Norms, load_norms
 from experiments.recipes import Schedule
+from experiments.row_files import read_rows
 from tests.experiments.synthetic import RECIPE, experiment, splits
 from varprop.evaluation.methods import named
 from varprop.evaluation.results import FILE, Results, Row
@@ -285,3 +287,14 @@ def test_warnings_stand_above_progress_bars(experiments, rows, monkeypatch):
         warnings.simplefilter("always")
         found = experiments("reproduce", "squares")
     assert found.err.splitlines() == ["warning: 200 examples are few", "error: and then an error"]
+
+
+def test_shift(experiments, refused, rows, monkeypatch):
+    monkeypatch.setattr(shift, "corrupted", lambda images, *_: images)
+    found = experiments("shift", "squares", "--mixed")
+    assert found.code == 0, found.err
+    assert "squares: aurc by strength" in found.out
+    data = [row["data"] for row in read_rows(Path("results/squares/shift.jsonl")) if row["method"] == "mc-2"]
+    assert data == ["none 0", *(f"mixed {strength}" for strength in range(1, 6))]
+    assert "give --damaged, for each kind alone, or --mixed" in refused("shift", "squares", "--mixed", "--damaged", "2")
+    assert "no other data set to be told from" in refused("shift", "squares")

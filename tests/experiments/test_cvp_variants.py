@@ -1,21 +1,25 @@
 """What was tried beside CVP: its parts against formulas written once more, and each on little."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from experiments import fitted_widths
 from experiments.cvp_variants import VARIANTS, _gradients, methods_named
 from experiments.fitted_widths import Case, _parts, smooth_aurc
 from experiments.models.small_networks import ViT
 from experiments.pipeline import Pipeline
 from tests.experiments.synthetic import experiment
 from varprop.errors import InputError
+from varprop.evaluation.evaluate import evaluate
 from varprop.metrics import aurc
 from varprop.network.moment_net import propagate
 from varprop.posterior import Posterior
 from varprop.prediction.links import Softmax
+from varprop.prediction.monte_carlo import MonteCarlo
 
 
 def test_the_smooth_risk_of_sharp_ranks_is_aurc():
@@ -63,6 +67,27 @@ def test_covariance_of_classes_that_share_their_noise():
     for row, found in zip(x, factor @ factor.mT, strict=True):
         wanted = 0.1 * (row.square().sum() + 1) * weight @ weight.T
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_have_the_width_and_the_temperature_of_least_nll(monkeypatch):
+    monkeypatch.setattr(fitted_widths, "LOG_WIDTHS", (-1.5, -0.5, 0.5))
+    monkeypatch.setattr(fitted_widths, "SAMPLES", 10)
+    case, x, _ = linear()
+    case.held_out = [(4 * x, case.model(x).argmax(-1)), (x, torch.arange(6) % 4)]
+    found, seen = fitted_widths.sampled(case), {}
+    means = sum(float(mean.square().sum()) for mean in case.posterior.mean.values())
+    total = sum(float(var.sum()) for var in case.posterior.var.values())
+    for log, temperature in itertools.product(fitted_widths.LOG_WIDTHS, fitted_widths.TEMPERATURES):
+        wide = case.posterior.scaled(10 ** (2 * log) * means / total)
+        draws = list(MonteCarlo(case.model, wide, 10).draws(torch.cat([x for x, _ in case.held_out])))
+        probs = torch.stack([(each / temperature).softmax(-1) for each in draws]).mean(0)
+        right = probs.gather(1, torch.cat([y for _, y in case.held_out])[:, None])
+        seen[log, temperature] = -float(right.log().mean())
+    log, temperature = min(seen, key=seen.__getitem__)
+    assert (found.samples, found.temperature) == (10, temperature)
+    wanted = {name: var * 10 ** (2 * log) * means / total for name, var in case.posterior.var.items()}
+    torch.testing.assert_close(found.posterior.var, wanted)
+    assert evaluate(found, case.held_out, progress=False).metrics["nll"] == pytest.approx(seen[log, temperature])
 
 
 def test_every_entry_of_a_matrix_is_in_one_group():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from experiments import shift
 from experiments.data import corruptions
 from experiments.data.examples import Examples, hold_out
 from experiments.exceptions import ExperimentError
@@ -21,6 +22,7 @@ from experiments.shift import (
     auroc,
     corruptions_of,
     detection_table,
+    mixed_corruptions_of,
     out_of_distribution,
     risk_table,
     shift_rows,
@@ -62,14 +64,14 @@ def shifted(folder):
 
 
 def test_rows_and_tables(tmp_path):
-    shift, file = shifted(tmp_path), tmp_path / FILE
-    rows = shift()
+    run, file = shifted(tmp_path), tmp_path / FILE
+    rows = run()
     assert len(rows) == 2 * 2 * 3
     first = next(row for row in rows if row["data"] == "darkness" and row["method"] == "mc-2")
     assert first["scores"].keys() == SCORES.keys()
     assert all(0 <= value <= 1 for each in first["scores"].values() for value in each.values())
     before = file.read_text()
-    assert shift() == rows
+    assert run() == rows
     assert file.read_text() == before, "nothing is done twice"
     table = detection_table(rows, "garments-cnn", "darkness")
     assert [column.header for column in table.columns] == ["method", *SCORES]
@@ -88,6 +90,26 @@ def test_every_row_with_other_data_is_there(tmp_path):
     assert set(OUT_OF_DISTRIBUTION) <= set(ROWS) | {row.removesuffix("-adamw") for row in ROWS}
     assert set(corruptions_of(Examples(torch.zeros(2), torch.zeros(2)), 0)) == {"none 0"}
     assert len(corruptions_of(Examples(torch.zeros(2), torch.zeros(2)), 1)) == 1 + 15 * 5
+
+
+def test_damaged_images_are_made_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(shift, "corrupted", lambda images, kind, strength: made.append((kind, strength)) or images)
+    found = corruptions_of(Examples(torch.arange(5), torch.arange(5)), 2)
+    assert found["fog 2"]() is found["fog 2"]()
+    assert len(found["fog 3"]()) == 2
+    assert made == [("fog", 2), ("fog", 3)]
+
+
+def test_kinds_of_damage_that_are_mixed(monkeypatch):
+    made = {}
+    monkeypatch.setattr(shift, "corrupted", lambda images, kind, _: made.setdefault(kind, images))
+    found = mixed_corruptions_of(Examples(torch.arange(32), torch.arange(32)))
+    assert list(found) == ["none 0", *(f"mixed {strength}" for strength in corruptions.STRENGTHS)]
+    assert found["mixed 4"]() is found["mixed 4"]()
+    assert torch.equal(found["mixed 4"]().inputs, torch.arange(32)), "each image once, in its place"
+    assert {kind: len(images) for kind, images in made.items()}.keys() == set(corruptions.KINDS)
+    assert {len(images) for images in made.values()} == {2, 3}
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
