@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 
 from varprop.kernels.launch import attempt
 
@@ -32,7 +32,10 @@ def registered(
 
     def compute(*arguments: Any) -> Any:
         results = attempt(f"varprop::{name}", lambda: launch(*arguments)) if fits(*arguments) else None
-        return tree_map(_laid_out, reference(*arguments), outline(*arguments)) if results is None else results
+        if results is not None:
+            return results
+        without_memory = tree_map_only(Tensor, lambda x: x.to("meta"), arguments)
+        return tree_map(_laid_out, reference(*arguments), outline(*without_memory))
 
     schema = torch.library.infer_schema(reference, mutates_args=())
     op: Any = torch.library.custom_op(f"varprop::{name}", compute, mutates_args=(), schema=schema)
@@ -44,7 +47,7 @@ def registered(
 
 
 def _laid_out(x: Tensor, like: Tensor) -> Tensor:
-    return x if x.stride() == like.stride() else like.copy_(x)
+    return x if x.stride() == like.stride() else torch.empty_like(like, device=x.device).copy_(x)
 
 
 def _recompute(op: Any, reference: Callable[..., Any]) -> None:
