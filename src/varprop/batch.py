@@ -178,13 +178,14 @@ def take_apart(item: Any) -> Batch:
             "torch.tensor([names.index(label) for label in labels])"
         )
     target = _as_tensor(target)
-    if isinstance(target, int | float):
-        target = torch.tensor(target)
+    if isinstance(target, int | float) or (isinstance(target, Tensor) and not target.ndim):
+        raise InputError(
+            "the target of a batch is a single number: give single examples as a DataLoader or a Dataset of torch"
+        )
     if not isinstance(target, Tensor):
         raise InputError(f"the target of a batch is a {type(target).__name__}, not a tensor")
-    if not target.ndim or not len(target):
-        single = "the target of a batch is a single number: give single examples as a DataLoader or a Dataset of torch"
-        raise InputError("a batch is empty" if target.ndim else single)
+    if not len(target):
+        raise InputError("a batch is empty")
     return Batch(*_call(inputs), target)
 
 

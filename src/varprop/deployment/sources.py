@@ -9,7 +9,7 @@ import json
 import os
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,22 +94,25 @@ class Parquet(Piece):
 class ArrowStream(Piece):
     """A file of a Hugging Face data set that was saved to disk."""
 
-    @cached_property
-    def table(self) -> Any:
-        """Its columns in the file itself, mapped into memory."""
+    def _stream(self) -> Any:
+        """Batch by batch, not as a table: compressed data would be in memory as a whole."""
         arrow = import_optional("pyarrow", "score")
-        return arrow.ipc.open_stream(arrow.memory_map(str(self.path))).read_all()
+        return arrow.ipc.open_stream(arrow.memory_map(str(self.path)))
 
     @cached_property
     def count(self) -> int:
-        return self.table.num_rows
+        return sum(batch.num_rows for batch in self._stream())
 
     def types(self) -> dict[str, Any]:
-        return {field.name: field.type for field in self.table.schema}
+        return {field.name: field.type for field in self._stream().schema}
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Row]:
-        part = self.table.select(_present(columns, self.table.column_names, self.name)).slice(start, stop - start)
-        yield from _rows(part.to_batches(max_chunksize=256), 0, len(part), self.root)
+        cut = (
+            part.select(_present(columns, part.schema.names, self.name)).slice(low, 256)
+            for part in self._stream()
+            for low in range(0, part.num_rows, 256)
+        )
+        yield from _rows(cut, start, stop, self.root)
 
 
 class Tar(Piece):
@@ -228,7 +231,7 @@ def _present(columns: Sequence[str], names: Sequence[str], file: str) -> list[st
     return list(columns)
 
 
-def _rows(batches: Iterable[Any], start: int, stop: int, root: Path) -> Iterator[Row]:
+def _rows(batches: Iterator[Any], start: int, stop: int, root: Path) -> Iterator[Row]:
     """Those with the given numbers, of Arrow's record batches."""
     seen = 0
     for batch in batches:

@@ -118,18 +118,18 @@ class _Lifter:
     def _apply(self, node: fx.Node, inputs: dict[fx.Node, Any]) -> tuple[Rule | None, Any]:
         rule = self.interpreter.rules.get(node.target)  # type: ignore[arg-type]
         name = self.pointwise.get(node)
-        takes_factored = bool(self.accelerated and name)
-        if rule is None or not (rule.factored or takes_factored):
+        module: Any = self.tensors.pointwise[name] if name and self.accelerated else None  # takes factored variances
+        if rule is None or not (rule.factored or module is not None):
             inputs = {arg: self._multiplied_out(value) for arg, value in inputs.items()}
         first: Any = first_input(node) if node in self.interpreter.scale_names else None
         x: Any = inputs.get(first)
         scale = self._scale(self.interpreter.scale_names[node]) if is_random(x) else None
-        if takes_factored and isinstance(x, Factored):
+        if module is not None and isinstance(x, Factored):
             as_tokens, parts = self.traces.write("tokens", products_of, x)
             if as_tokens:
                 mean, numbers, *vectors = parts
-                key: Any = self.tensors.pointwise[name].key  # type: ignore[index]
-                call = self.graph.call_function(activate, (mean, numbers, scale, *vectors, None, None, False, key))
+                arguments = mean, numbers, scale, *vectors, None, None, False, module.key
+                call = self.graph.call_function(activate, arguments)
                 return rule, self._both(call, node)
             inputs[first] = x = parts
         args, kwargs = fx.map_arg((node.args, node.kwargs), inputs.__getitem__)

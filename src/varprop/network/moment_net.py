@@ -300,12 +300,11 @@ def propagate(model: nn.Module, posterior: Posterior, rules: RuleSet = CVP, *, o
 
 def require_posterior(posterior: Any, call: str) -> None:
     if not isinstance(posterior, Posterior):
-        given = isinstance(posterior, torch.optim.Optimizer)
-        remedy = "from_adam(model, optimizer, batch_size=…, examples=…)" if given else "isotropic(model)"
-        raise PosteriorError(
-            f"{call} takes a Posterior, not a {type(posterior).__name__}. "
-            f"Without one of your own: vp.Posterior.{remedy}"
-        )
+        if isinstance(posterior, torch.optim.Optimizer):
+            remedy = "Read one from it: vp.Posterior.from_adam(model, optimizer, …) or from_ivon(model, optimizer)"
+        else:
+            remedy = "Without one of your own: vp.Posterior.isotropic(model)"
+        raise PosteriorError(f"{call} takes a Posterior, not a {type(posterior).__name__}. {remedy}")
 
 
 def _refold(net: MomentNet, _: Any) -> None:

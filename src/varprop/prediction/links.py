@@ -7,12 +7,11 @@ whose label is −100 is 0.
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
 from varprop.prediction.expectations import MOST_SAMPLES, log_mean_sigmoid, mean_sigmoid, over_samples, pieces, sampled
 from varprop.prediction.prediction import Prediction, Regression
-from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, refuse_shape
+from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, of_labelled, refuse_shape
 from varprop.rules.quadrature import integrate
 
 _Logits = TypeVar("_Logits", Tensor, Moments)
@@ -82,23 +81,6 @@ class ClassLink(Link):
             logits = checked(Moments(draw, torch.zeros_like(draw))).mean
             seen.add({"logits": logits, "probs": self.squash(draw)})
         return Prediction(seen.mean()["probs"], _moments(seen), self)
-
-
-def of_labelled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A score of logits and class indices, computed where there is a label; elsewhere it is 0."""
-
-    @functools.wraps(function)
-    def scored(link: Any, logits: Any, target: Tensor) -> Tensor:
-        chosen = labelled(target)
-        if bool(chosen.all()) or target.shape != logits.shape[:-1]:  # which the function refuses
-            return function(link, logits, target)
-        if not bool(chosen.any()):
-            return torch.zeros(target.shape, device=target.device)
-        some = Moments(*(x[chosen] for x in logits)) if isinstance(logits, Moments) else logits[chosen]
-        scores = function(link, some, target[chosen])
-        return scores.new_zeros(target.shape).masked_scatter(chosen, scores)
-
-    return scored
 
 
 class Categorical(ClassLink):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from varprop.errors import InputError
+from varprop.moments import Moments
 
 IGNORED = -100
 """The label of what has none, such as padding or a pixel nobody annotated; as in torch's cross-entropy."""
@@ -22,6 +27,23 @@ def mean_of_each(losses: Tensor, target: Tensor) -> Tensor:
         return losses
     seen = labelled(target) if target.shape == losses.shape else torch.ones_like(losses, dtype=torch.bool)
     return losses.flatten(1).sum(1) / seen.flatten(1).sum(1).clamp(min=1)
+
+
+def of_labelled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A score of logits and class indices, computed where there is a label; elsewhere it is 0."""
+
+    @functools.wraps(function)
+    def scored(link: Any, logits: Any, target: Tensor) -> Tensor:
+        chosen = labelled(target)
+        if bool(chosen.all()) or target.shape != logits.shape[:-1]:  # which the function refuses
+            return function(link, logits, target)
+        if not bool(chosen.any()):
+            return torch.zeros(target.shape, device=target.device)
+        some = Moments(*(x[chosen] for x in logits)) if isinstance(logits, Moments) else logits[chosen]
+        scores = function(link, some, target[chosen])
+        return scores.new_zeros(target.shape).masked_scatter(chosen, scores)
+
+    return scored
 
 
 def class_indices(logits: Tensor, target: Tensor) -> Tensor:
