@@ -15,8 +15,10 @@ import argparse
 import functools
 import gc
 import json
+import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from timing import RESULTS, Function, interleaved, options, posterior_of, ratio_
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.graph.runner import ENV_VARIABLE
 
 PLAIN = "plain, as written", "plain, flat", "plain, by hand"
 FORMS = "eager", "compiled", "graph", "compiled graph"
@@ -51,6 +54,33 @@ def images(size: int) -> Callable[[int], dict[str, Tensor]]:
 
 def tokens(length: int) -> Callable[[int], dict[str, Tensor]]:
     return lambda batch: {"input_ids": torch.randint(5, 5000, (batch, length))}
+
+
+def questions(length: int) -> Callable[[int], dict[str, Tensor]]:
+    """Images, and questions about them."""
+    return lambda batch: {
+        "image": torch.randn(batch, 3, 224, 224),
+        "question": torch.randint(5, 5000, (batch, length)),
+        "padding_mask": torch.zeros(batch, length, dtype=torch.bool),
+    }
+
+
+def encoder(length: int) -> Case:
+    """Six blocks of width 1024 over long sequences."""
+    sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 6}
+    config = transformers.BertConfig(**sizes, max_position_embeddings=length, num_labels=2)
+    return Case(config, transformers.BertForSequenceClassification, tokens(length), StrongBert)
+
+
+def of_width(width: int) -> Case:
+    return vit(hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width)
+
+
+def beit3(_: None) -> nn.Module:
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # the model is an experiment's
+    from experiments.models.beit3 import Beit3ForQuestions
+
+    return Beit3ForQuestions()
 
 
 def vit(**options: Any) -> Case:
@@ -81,6 +111,9 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "llama-1b": lambda: Case(
         transformers.LlamaConfig(**LLAMA), transformers.LlamaForSequenceClassification, tokens(512)
     ),
+    "beit3-base": lambda: Case(None, beit3, questions(20)),
+    **{f"encoder-{length}": functools.partial(encoder, length) for length in (256, 512, 1024, 2048, 4096, 8192)},
+    **{f"vit-width-{width}": functools.partial(of_width, width) for width in (384, 1024, 1536)},
 }
 
 
@@ -131,15 +164,16 @@ class Bench:
         for name, call in self.methods():
             if name not in self.args.methods:
                 continue
-            for form in self.args.forms:
+            for form in self.args.plain_forms if name in PLAIN else self.args.forms:
                 if form != "eager" and (name.startswith("MC") or "predictor" in name):
                     continue
                 key = f"{name}, {form}"
                 print(f"  {key} ...", end="", flush=True)
                 try:
+                    rows[key] = {"capture_s": self._captured(call), "tensor_bytes": _held(call)}
                     start = time.perf_counter()
                     runs[key] = self._in_form(call, form)
-                    rows[key] = {"first_call_s": time.perf_counter() - start, "peak_bytes": self._peak(runs[key])}
+                    rows[key] |= {"first_call_s": time.perf_counter() - start, "peak_bytes": self._peak(runs[key])}
                     took = seconds(runs[key], self.device)
                     print(f" first {rows[key]['first_call_s']:.1f} s, then {took * 1e3:.2f} ms", flush=True)
                 except Exception as error:  # noqa: BLE001 (a form that a method does not have)
@@ -152,12 +186,18 @@ class Bench:
         for key, values in times.items():
             low, middle, high = ratio_quartiles(times[fastest], values)
             rows[key] |= {"ms": 1e3 * statistics.median(values), "plain_passes": middle, "quartiles": [low, high]}
-        print(*(profile(key, runs[key]) for key in self.args.profile), sep="\n", flush=True)
+        print(*(profile(key, runs[key]) for key in self.args.profile if key in runs), sep="\n", flush=True)
         return {"model": self.name, "batch": self.batch, "denominator": fastest, "rows": rows}
 
+    def _captured(self, call: Callable[..., Any]) -> float | None:
+        """Seconds that capturing took."""
+        if not isinstance(call, vp.MomentNet):
+            return None
+        start = time.perf_counter()
+        call.capture(**self.inputs)
+        return time.perf_counter() - start
+
     def _in_form(self, call: Callable[..., Any], form: str) -> Function:
-        if isinstance(call, vp.MomentNet):
-            call.capture(**self.inputs)
         if form.startswith("compiled"):
             call = torch.compile(call, dynamic=False)
         run = torch.no_grad()(functools.partial(call, **self.inputs))
@@ -167,13 +207,22 @@ class Bench:
         return run
 
     def _peak(self, run: Function) -> int | None:
-        """Of what the call itself takes."""
+        """Of what the call itself takes, when it is no recording: one allocates nothing, its memory is held already."""
         if self.device.type != "cuda":
             return None
+        before, held = os.environ.get(ENV_VARIABLE), torch.cuda.memory_allocated()
+        os.environ[ENV_VARIABLE] = "0"
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return int(torch.cuda.max_memory_allocated() - before)
+        try:
+            run()
+        finally:
+            os.environ.pop(ENV_VARIABLE) if before is None else os.environ.update({ENV_VARIABLE: before})
+        return int(torch.cuda.max_memory_allocated() - held)
+
+
+def _held(call: Callable[..., Any]) -> int | None:
+    """By parameters and all that was folded from them."""
+    return sum(x.nbytes for x in (*call.parameters(), *call.buffers())) if isinstance(call, nn.Module) else None
 
 
 def graphed(run: Function) -> Function:
@@ -210,10 +259,12 @@ def main() -> None:
     propagated = "CVP", "CVP, isotropic", "FACTORED", "STREAMLINING"
     parser.add_argument("--methods", nargs="+", default=[*PLAIN, *propagated, "MC-1", "MC-8"])
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=["eager", "compiled"])
+    parser.add_argument("--plain-forms", nargs="+", choices=FORMS, help="of the plain models, if not the same")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--profile", nargs="*", default=[], help="whose kernels are listed, such as 'CVP, compiled'")
     parser.add_argument("--out", type=Path)
     args = started(parser)
+    args.plain_forms = args.plain_forms or args.forms
     where = args.out or RESULTS / f"speed-{args.device}-{args.dtype}.jsonl"
     setting = {"device": args.device, "dtype": args.dtype, "threads": args.threads, "torch": torch.__version__}
     setting |= {"varprop": vp.__version__, "transformers": transformers.__version__}

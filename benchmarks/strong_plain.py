@@ -63,7 +63,8 @@ class StrongBert(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         width = config.hidden_size
-        self.words, self.position = nn.Embedding(config.vocab_size, width), nn.Embedding(512, width)
+        self.words = nn.Embedding(config.vocab_size, width)
+        self.position = nn.Embedding(config.max_position_embeddings, width)
         self.norm, self.blocks = nn.LayerNorm(width), blocks(config, norm_first=False)
         self.pool, self.head = nn.Linear(width, width), nn.Linear(width, config.num_labels)
 
