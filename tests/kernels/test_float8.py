@@ -1,5 +1,7 @@
 """Variances by 8-bit products: how far off, in what layers, and the kernel where there is a GPU."""
 
+import math
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import varprop as vp
 from tests.kernels.places import DEVICE, INTERPRETED, with_triton
 from tests.kernels.test_triton_kernels import CHECKS, norm_inputs
 from varprop.graph import lift
+from varprop.graph.fold import SMALL
 from varprop.kernels import float8, norm_op
 from varprop.rules import linear
 
@@ -22,12 +25,13 @@ def layer(inputs, outputs, tokens=(3, 5), device="cpu", spike=1.0):
     return mean, var * large.square(), weight.square() + noise, noise, torch.rand(outputs, device=device)
 
 
-def close(result, exact):
-    """As independent errors of 3 % in each of hundreds of terms leave it."""
+def close(result, exact, inputs):
+    """As independent errors of 5 % in each term leave it, and the rounding of the result."""
     off = (result.double() - exact) / exact
     found = abs(float(off.mean())), float(off.square().mean().sqrt()), float(off.abs().max())
+    expected = math.hypot(0.13 / inputs**0.5, 2e-3)  # a sum is mostly of its largest terms, one in six
     # Triton's interpreter loses carries where it rounds to 8 bits, in 4 % of the entries.
-    bias, rms, most = (1.5e-2, 2e-2, 6e-2) if INTERPRETED else (2.5e-3, 5e-3, 2e-2)
+    bias, rms, most = (1.5e-2, 2e-2, 6e-2) if INTERPRETED else (2.5e-3, expected, 5 * expected)
     assert found[0] < bias and found[1] < rms and found[2] < most, found  # noqa: PT018
 
 
@@ -50,7 +54,7 @@ def test_it_is_registered_in_full():
 def test_packed_weights_give_the_variance(spike):
     mean, var, second, noise, bias = (x.double() for x in layer(512, 64, spike=spike))
     exact = linear.spread(mean, var, second, noise, bias)
-    close(float8.reference(mean, var, *float8.pack(second, noise), bias), exact)
+    close(float8.reference(mean, var, *float8.pack(second, noise), bias), exact, 512)
 
 
 @pytest.mark.parametrize("value", [1.03, 0.97, 17.0])
@@ -78,14 +82,16 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch):
     monkeypatch.setattr(float8, "has_eight_bits", lambda _: True)
     torch.manual_seed(0)
     wide = torch.nn.Sequential(
-        torch.nn.Linear(40, 512), torch.nn.ReLU(), torch.nn.Linear(512, 48), torch.nn.Linear(48, 7)
+        torch.nn.Linear(40, 512), torch.nn.ReLU(), torch.nn.Linear(512, 2064), torch.nn.Linear(2064, 7)
     )
     model, x = wide.bfloat16().eval(), torch.randn(9, 40, dtype=torch.bfloat16)
     posterior = vp.Posterior.isotropic(model, std=0.05)
     net = vp.propagate(model, posterior)
     result = net(x)
-    calls = [node.target for node in net.plan((x,), {})[0].module.graph.nodes]
-    assert calls.count(float8.spread) == 1  # the first layer's input is certain, the last is narrow
+    [call] = net.plan((x,), {})[0].module.graph.find_nodes(op="call_function", target=float8.spread)
+    # One: the first layer's input is certain, the last has few outputs. Its weights, large ones, were packed before.
+    assert [node.op for node in call.args[2:5]] == ["get_attr"] * 3
+    assert call.args[2].meta["val"].numel() > SMALL
     monkeypatch.setattr(float8, "has_eight_bits", lambda _: False)
     written = vp.propagate(model, posterior)(x)
     assert torch.equal(result.mean, written.mean)
@@ -164,9 +170,9 @@ def test_by_triton(inputs, outputs, spike):
     mean, var, second, noise, bias = rounded
     packed = float8.pack(second, noise)
     for tensors in ((mean, var), (mean.mT.contiguous().mT, var)):
-        close(float8._launch(*tensors, *packed, bias), exact)
-    close(float8._launch(mean[:1, :1], var[:1, :1], *packed, bias), exact[:1, :1])
+        close(float8._launch(*tensors, *packed, bias), exact, inputs)
+    close(float8._launch(mean[:1, :1], var[:1, :1], *packed, bias), exact[:1, :1], inputs)
     zero = float8._launch(0 * mean, 0 * var, *packed, None)
     assert (zero == 0).all()
     alone = float8._launch(mean, var, *packed, None)
-    close(alone, exact - bias.double())
+    close(alone, exact - bias.double(), inputs)

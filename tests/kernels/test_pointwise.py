@@ -164,8 +164,9 @@ def test_by_triton(name, largest_var):
             assert module(*(x.detach() for x in inputs))[0].equal(y[0])
             if name in RULES:
                 found = torch.autograd.grad(y[0].sum() + 2 * y[1].sum(), inputs)
+                # Of the tanh form, that of the variance is a second difference, which has fewer digits.
                 for got, gradient in zip(found, gradients, strict=True):
-                    close(got, gradient, 1.0)
+                    close(got, gradient, 1.0, 2e-5 if name == "gelu tanh" else 1e-5)
 
 
 def test_networks_run_it_eagerly_and_export_without_it():
