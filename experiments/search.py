@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SAMPLES = 8  # the paper chose by the held-out AURC of this many
+ALIKE = 0.1  # other answers than the most common one, at least, as a share of those that are called for
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Trial:
     seed: int
     mean: dict[str, float]
     sampled: dict[str, float]
+    same: float | None = None
+    """The share of held-out examples that the mean network gives its most common answer."""
+    constant: bool = False
+    """Whether that is nearly all of them, though other answers are called for."""
 
 
 def search(
@@ -49,7 +54,8 @@ def search(
 ) -> list[Trial]:
     """All candidates with all seeds, together on the device; written to ``<experiment>-search.json`` in the folder.
 
-    A pipeline in the same folder finds what was trained here. Warns if the best has learned next to nothing.
+    A pipeline in the same folder finds what was trained here. Warns of candidates that give nearly all examples one
+    answer, which are chosen only if all do, and if the best has learned next to nothing.
     """
     pipelines = {
         name: Pipeline(replace(experiment, recipe=recipe), seeds, folder, device, sources, progress=progress)
@@ -65,7 +71,9 @@ def search(
             mean = evaluate(MeanNetwork(model, posterior, link=experiment.link), held_out, progress=False)
             sampler = MonteCarlo(model, posterior, SAMPLES, link=experiment.link, seed=seed)
             sampled = evaluate(sampler, held_out, progress=False)
-            trials.append(Trial(name, seed, dict(mean.metrics), dict(sampled.metrics)))
+            same = mean.label.bincount().max().item() / len(mean)
+            alike = 1 - same < ALIKE * (1 - guesses[-1])
+            trials.append(Trial(name, seed, dict(mean.metrics), dict(sampled.metrics), same, alike))
     guess = statistics.fmean(guesses)
     found = {
         "revision": revision(),
@@ -74,8 +82,14 @@ def search(
         "trials": [asdict(trial) for trial in trials],
     }
     (folder / f"{experiment.name}-search.json").write_text(json.dumps(found, indent=1))
+    _warn_of_constants(experiment, trials)
     _warn_of_guessing(experiment, trials, guess, len(held_out.examples))
     return trials
+
+
+def constant(trials: Sequence[Trial]) -> set[str]:
+    """Candidates that give nearly all held-out examples one answer, with any seed: the others may be no better."""
+    return {trial.candidate for trial in trials if trial.constant}
 
 
 def _train_together(pipelines: dict[str, Pipeline], seeds: Sequence[int]) -> None:
@@ -94,8 +108,21 @@ def _train_together(pipelines: dict[str, Pipeline], seeds: Sequence[int]) -> Non
         ) from error
 
 
+def _warn_of_constants(experiment: Experiment, trials: Sequence[Trial]) -> None:
+    if not (alike := constant(trials)):
+        return
+    worst = {name: max(trial.same or 0.0 for trial in trials if trial.candidate == name) for name in sorted(alike)}
+    told = ", ".join(f"{name!r} ({share:.1%} of them)" for name, share in worst.items())
+    chosen = _chosen(experiment, trials)
+    so = "all candidates do: try other recipes" if chosen in alike else f"{chosen!r} is the best of the others"
+    warnings.warn(
+        f"{experiment.name}: one answer for nearly all held-out examples, with some seed, is given by {told}; {so}",
+        stacklevel=3,
+    )
+
+
 def _warn_of_guessing(experiment: Experiment, trials: Sequence[Trial], guess: float, count: int) -> None:
-    """One answer for all examples can have the least AURC, where other candidates are wrong more often."""
+    """A candidate can have the least AURC and be right no more often than the most common answer."""
     name = _chosen(experiment, trials)
     accuracy = statistics.fmean(trial.mean["accuracy"] for trial in trials if trial.candidate == name)
     if accuracy < guess + math.sqrt(guess * (1 - guess) / count):  # a standard error
@@ -114,7 +141,9 @@ def best_candidate(experiment: Experiment, folder: Path) -> Experiment:
 
 
 def _chosen(experiment: Experiment, trials: Sequence[Trial]) -> str:
-    return min(experiment.candidates, key=lambda name: _averages(trials, name)[-1])
+    """Of those that tell examples apart, if there are any."""
+    alike = constant(trials)
+    return min(experiment.candidates, key=lambda name: (name in alike, _averages(trials, name)[-1]))
 
 
 def trial_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
@@ -126,9 +155,10 @@ def trial_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
     for kind in ("mean network", f"MC-{SAMPLES}"):
         table.add_column(f"{kind}: accuracy % ↑", justify="right")
         table.add_column(f"{kind}: AURC ×100 ↓", justify="right")
-    lines = {name: _averages(trials, name) for name in experiment.candidates}
-    for name, averages in sorted(lines.items(), key=lambda line: line[1][-1]):
+    lines, alike = {name: _averages(trials, name) for name in experiment.candidates}, constant(trials)
+    for name, averages in sorted(lines.items(), key=lambda line: (line[0] in alike, line[1][-1])):
         mark = " (the row's recipe)" if experiment.candidates[name] == experiment.recipe else ""
+        mark += " (one answer for nearly all)" if name in alike else ""
         table.add_row(f"{name}{mark}", *(f"{100 * average:.2f}" for average in averages))
     return table
 

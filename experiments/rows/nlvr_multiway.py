@@ -45,7 +45,7 @@ SLOW = replace(
     epochs=2,  # most is learned already
     batch=128,
     ivon={**daquar_fusion.PLAIN.ivon, "lr": 2.0},
-    calibration={"epochs": 100, "micro_batch": 128},  # 200 steps of the 400 held-out statements
+    calibration={"epochs": 100},  # 200 steps of the 400 held-out statements
 )
 CANDIDATES = {
     "slow": SLOW,
@@ -122,6 +122,6 @@ NLVR_MULTIWAY = Experiment(
     prepare=masked,
     link=Sigmoid(),
     side_by_side=3,
-    evaluation_batch=250,
+    evaluation_batch=256,
     candidates=CANDIDATES,
 )

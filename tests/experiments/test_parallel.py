@@ -65,7 +65,7 @@ class AtOnce:
 
 
 @pytest.mark.second
-@pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*(common answer, given to all|one answer for nearly all):UserWarning")
 def test_rows_of_the_tables_with_the_best_candidate(tmp_path, monkeypatch, capsys):
     """On held-out data, by AURC; costs are added in the end, and nothing is done twice."""
     rates = {"slow": 0.1, "fast": 0.5}
@@ -92,7 +92,7 @@ def test_rows_of_the_tables_with_the_best_candidate(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.second
-@pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*(common answer, given to all|one answer for nearly all):UserWarning")
 def test_pretraining_comes_first(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     from tests.experiments import synthetic_rows  # which imports it

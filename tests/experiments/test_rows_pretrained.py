@@ -123,7 +123,7 @@ def test_smoothing_keeps_sums_of_rows_and_columns():
     assert torch.equal(smoothed(before[0, 0, 0]), before[0, 0, 0])
 
 
-@pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*(common answer, given to all|one answer for nearly all):UserWarning")
 def test_candidates_are_judged_on_held_out_images(tmp_path, monkeypatch):
     experiment, sources = synthetic_rows.imagenet_sample(tmp_path)
     judged, judge = [], search.evaluate

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from experiments import search as module
 from experiments import training
@@ -19,7 +20,10 @@ from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate
 from varprop.prediction.monte_carlo import MonteCarlo
 
-pytestmark = [pytest.mark.second, pytest.mark.filterwarnings("ignore:.*common answer, given to all:UserWarning")]
+pytestmark = [
+    pytest.mark.second,
+    pytest.mark.filterwarnings("ignore:.*(common answer, given to all|one answer for nearly all):UserWarning"),
+]
 CANDIDATES = {"plain": RECIPE, "flat, then down": replace(RECIPE, schedule=Schedule(plateau=0.5))}
 
 
@@ -68,6 +72,42 @@ def test_a_candidate_that_learned_nothing_is_named(tmp_path, recwarn):
     with pytest.warns(UserWarning, match=r"squares: .*'plain', is right on 3\d\.\d% .* is right on 39\.\d%"):
         search(experiment(candidates={"plain": RECIPE}), [0], tmp_path, "cpu", progress=False)
     assert json.loads((tmp_path / "squares-search.json").read_text())["majority"] == pytest.approx(71 / 180)
+
+
+def test_one_answer_for_all_is_not_chosen_silently(tmp_path):
+    """Though its AURC is the least; if all candidates give one, the best of them is chosen. Old files do not tell."""
+    chosen_from = experiment(candidates=CANDIDATES)
+    first, second = CANDIDATES
+
+    def best(*trials):
+        (tmp_path / "squares-search.json").write_text(json.dumps({"trials": [dict(trial) for trial in trials]}))
+        recipe = module.best_candidate(chosen_from, tmp_path).recipe
+        return next(name for name, each in CANDIDATES.items() if each == recipe)
+
+    def trial(name, aurc, **others):
+        metrics = {"accuracy": 0.5, "aurc": aurc}
+        return {"candidate": name, "seed": 0, "mean": metrics, "sampled": metrics, **others}
+
+    alike = {"same": 1.0, "constant": True}
+    assert best(trial(first, 0.4, **alike), trial(second, 0.5, same=0.6)) == second
+    assert best(trial(first, 0.4, **alike), trial(second, 0.5, **alike)) == first
+    assert best(trial(first, 0.4), trial(second, 0.5)) == first
+
+
+def test_what_gives_one_answer_is_named_in_warning_and_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ALIKE", 0.0)
+    [trial] = search(experiment(candidates={"plain": RECIPE}), [0], tmp_path, "cpu", progress=False)
+    assert 0.3 < trial.same <= 1
+    assert not trial.constant
+    monkeypatch.setattr(module, "ALIKE", 2.0)
+    chosen_from = experiment(candidates={"plain": RECIPE})
+    with pytest.warns(UserWarning, match=r"squares: one answer .* by 'plain' \(\d.*; all candidates do"):
+        trials = search(chosen_from, [0], tmp_path, "cpu", progress=False)
+    assert trials[0].constant
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(module.trial_table(chosen_from, trials))
+    assert "one answer for nearly all" in shown.get()
 
 
 def test_candidates_of_another_length_cannot_be_together(tmp_path):
