@@ -69,7 +69,7 @@ def test_every_link_comes_back(tmp_path, link, written):
 
 def test_the_same_predictor_gives_the_same_files(tmp_path):
     """Also where notes in a file of tensors hold what JSON escapes."""
-    saved, x = predictor(classes=["a \"b\" \\", "ü\n\x7f", "🙂"]), torch.randn(5, 4)
+    saved, x = predictor(classes=['a "b" \\', "ü\n\x7f", "🙂"]), torch.randn(5, 4)
     found = set()
     for number in range(10):  # notes were in one of two orders
         folder = tmp_path / str(number)

@@ -58,7 +58,7 @@ class Call:
 
 
 class Binder:
-    """Brings the arguments of ``forward`` to one form: ``f(x, y)``, ``f(x=x, y=y)`` and ``f(y=y, x=x)`` are one call."""
+    """Brings the arguments of ``forward`` to one form: ``f(x, y)`` and ``f(y=y, x=x)`` are one call."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         parameters = inspect.signature(forward).parameters.values()
