@@ -197,6 +197,8 @@ def test_bfloat16_logits_are_handled_in_float32():
     x = logits(dtype=torch.float32)
     coarse = vp.Moments(x.mean.bfloat16(), x.var.bfloat16())
     assert vp.links.Softmax()(coarse).probs.dtype == torch.float32
+    averaged = vp.links.Softmax().average([coarse.mean]).probs
+    torch.testing.assert_close(averaged, coarse.mean.float().softmax(-1))
 
 
 @pytest.mark.parametrize(
