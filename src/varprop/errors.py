@@ -69,6 +69,10 @@ class ExportError(VarpropError, RuntimeError):
     """A predictor that cannot be written as a file of its own, or was not written faithfully."""
 
 
+class MissingPackageError(VarpropError, ImportError):
+    """An optional package that what was asked for needs, and that is not installed."""
+
+
 class GroupError(VarpropError, RuntimeError):
     """Processes that were to share work, one of which is gone."""
 

@@ -77,6 +77,11 @@ class Factored(NamedTuple):
         return Factored(self.mean, function(self.coefficients), self.vectors, rest)
 
 
+def moments_of(mean: Tensor, var: Tensor | None = None) -> Moments:
+    """What a graph returns: without a variance it is certain."""
+    return Moments(mean, torch.zeros_like(mean) if var is None else var)
+
+
 def multiplied_out(value: Any) -> Any:
     """With every factored variance multiplied out."""
     return tree_map(lambda x: Moments(x.mean, x.var) if isinstance(x, Factored) else x, value, is_leaf=is_random)

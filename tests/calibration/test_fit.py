@@ -56,6 +56,44 @@ def test_targets_that_do_not_tell(target, message):
         link_for(LOGITS, target)
 
 
+def test_outputs_that_are_no_logits():
+    with pytest.raises(InputError, match="the outputs are probabilities"):
+        link_for(torch.randn(4, 3).bfloat16().softmax(-1), torch.tensor([0, 1, 2, 1]))
+    with pytest.warns(UserWarning, match="if the model ends in a sigmoid"):
+        link_for(torch.randn(4, 3).sigmoid(), torch.tensor([[0.0, 1, 1]] * 4))
+    x, y = held_out()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
+    right = vp.MeanNetwork(model[:1])
+    found = vp.evaluate({"logs": vp.MeanNetwork(model, output=torch.log), "logits": right}, (x, y))
+    assert found["logs"].metrics["nll"] == pytest.approx(found["logits"].metrics["nll"])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "target", "message"),
+    [
+        (torch.zeros(4, 1), torch.randn(4), r"give targets.unsqueeze\(-1\)"),
+        (torch.zeros(4), torch.randn(4, 1), r"give targets.squeeze\(-1\)"),
+    ],
+)
+def test_targets_of_a_regression_with_another_number_of_dimensions(outputs, target, message):
+    with pytest.raises(InputError, match=message):
+        link_for(outputs, target)
+
+
+@pytest.mark.filterwarnings("ignore:no variance reaches the output")
+def test_a_model_whose_output_carries_no_variance():
+    """Its variance ends at the softmax, after it has moved the means behind the ReLU."""
+
+    class Certain(nn.Sequential):
+        def forward(self, x):
+            return torch.log(super().forward(x).softmax(-1) + 1e-3)
+
+    torch.manual_seed(0)
+    x, y = held_out(120)
+    found = vp.fit(Certain(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (x, y), progress=False)
+    assert not found(x).logits.var.any()
+
+
 def held_out(count=80):
     torch.manual_seed(1)
     return torch.randn(count, 4), torch.randint(0, 3, (count,))

@@ -1,6 +1,9 @@
 """Predictors as files: the same numbers, whatever runs them."""
 
 import json
+import os
+import sys
+import time
 import zipfile
 
 import pytest
@@ -10,7 +13,7 @@ from torch import nn
 import varprop as vp
 from tests.models import MAKERS, make, posterior_of
 from varprop.deployment import exporting
-from varprop.errors import ExportError, InputError
+from varprop.errors import ExportError, InputError, MissingPackageError
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,22 @@ def test_a_file_that_differs_is_not_kept(selective, tmp_path, monkeypatch):
         vp.export(predictor.predictor, path, x)
     assert path.read_text() == "the last good one"
     assert [file.name for file in tmp_path.iterdir()] == ["net.pt2"]
+
+
+def test_what_a_killed_export_left_is_removed(selective, tmp_path):
+    predictor, x = selective
+    for name, age in ((".net.pt2.export-old", 2 * exporting.STALE), (".net.pt2.export-running", 60)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "net.pt2").write_text("half of it")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    vp.export(predictor.predictor, tmp_path / "net.pt2", x)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".net.pt2.export-running", "net.pt2"]
+
+
+def test_a_package_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPackageError, match=r"this needs pyarrow.*: pip install 'varprop\[score\]'"):
+        exporting.import_optional("pyarrow", "score")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,10 @@ PAIRS = {
     "arctan": (torch.arctan, torch.atan),
     "arctan2": (lambda x: torch.arctan2(x, x + 2), lambda x: torch.atan2(x, x + 2)),
     "rrelu": (lambda x: F.rrelu(x, 0.1, 0.3), lambda x: F.leaky_relu(x, 0.2)),
+    "division": (
+        lambda x: torch.div(torch.div(x, 3, rounding_mode=None), 2 + x.exp(), rounding_mode=None),
+        lambda x: x / 3 / (2 + x.exp()),
+    ),
     "clip": (lambda x: torch.clip(x, -0.1, 0.2), lambda x: torch.clamp(x, -0.1, 0.2)),
 }
 

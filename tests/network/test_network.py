@@ -57,6 +57,7 @@ def test_called_like_the_model():
     assert torch.equal(by_position.var, by_name.var)
     assert len(net.signatures) == 1
     doubled = net(x, 0.5, double=True)
+    assert torch.equal(net(double=True, shift=0.5, x=x).var, doubled.var)
     assert len(net.signatures) == 2
     assert not torch.allclose(doubled.mean, by_position.mean)
     mean, var = by_position

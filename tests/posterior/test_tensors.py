@@ -228,6 +228,19 @@ def test_weights_lie_in_memory_as_in_the_model():
     assert Posterior.from_tensors({"w": many}, {"w": many})["w"].mean.is_contiguous()
 
 
+def test_draws_lie_in_memory_as_the_weights_do(tmp_path):
+    model = torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    Posterior.isotropic(model).save(tmp_path / "p")
+    usual = Posterior.load(tmp_path / "p")
+    assert usual["weight"].mean.is_contiguous()
+    for posterior in (usual, Posterior.isotropic(model)):
+        for in_place in (False, True):
+            draws = vp.MonteCarlo(model, posterior, samples=2).weights(in_place=in_place)
+            for draw, expected in zip(draws, usual.samples(torch.Generator().manual_seed(0)), strict=False):
+                assert draw["weight"].is_contiguous(memory_format=torch.channels_last)
+                assert all(torch.equal(draw[name], x) for name, x in expected.items())
+
+
 def test_sample_without_a_generator_follows_the_global_seed():
     posterior = Posterior.from_tensors(*pair())
     torch.manual_seed(7)

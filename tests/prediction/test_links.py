@@ -197,13 +197,15 @@ def test_bfloat16_logits_are_handled_in_float32():
     x = logits(dtype=torch.float32)
     coarse = vp.Moments(x.mean.bfloat16(), x.var.bfloat16())
     assert vp.links.Softmax()(coarse).probs.dtype == torch.float32
+    averaged = vp.links.Softmax().average([coarse.mean]).probs
+    torch.testing.assert_close(averaged, coarse.mean.float().softmax(-1))
 
 
 @pytest.mark.parametrize(
     ("link", "target", "message"),
     [
         (vp.links.Softmax(), torch.zeros(6, 1, dtype=torch.long), "squeeze"),
-        (vp.links.Softmax(), torch.full((6,), 5), "labels from 5 to 5 for 5 classes"),
+        (vp.links.Softmax(), torch.full((6,), 5), "labels from 5 to 5 for 5 classes: classes are counted from 0"),
         (vp.links.Softmax(), torch.full((6,), -1), "labels from -1"),
         (vp.links.Softmax(), torch.rand(6, 5), r"class indices .* link=vp.links.Gaussian\(\), .*Sigmoid\(\)"),
         (vp.links.Softmax(), torch.zeros(4, dtype=torch.long), r"shape \[4\]"),

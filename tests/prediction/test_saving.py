@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import varprop as vp
@@ -64,6 +65,20 @@ def test_every_link_comes_back(tmp_path, link, written):
     before, after = saved(x), loaded(x)
     for name in ("mean", "var") if isinstance(link, vp.links.Gaussian) else ("probs", "confidence"):
         assert torch.equal(getattr(before, name), getattr(after, name))
+
+
+def test_the_same_predictor_gives_the_same_files(tmp_path):
+    """Also where notes in a file of tensors hold what JSON escapes."""
+    saved, x = predictor(classes=['a "b" \\', "ü\n\x7f", "🙂"]), torch.randn(5, 4)
+    found = set()
+    for number in range(10):  # notes were in one of two orders
+        folder = tmp_path / str(number)
+        saved.save_pretrained(folder)
+        saved(x).save(folder / "answers.safetensors")
+        found.add(tuple(sorted((file.name, file.read_bytes()) for file in folder.iterdir())))
+    assert len(found) == 1
+    with safe_open(tmp_path / "0" / "answers.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == [*saved.classes]
 
 
 def test_all_links_of_the_library_are_known():

@@ -12,7 +12,7 @@ from varprop.batch import Batch
 from varprop.graph.captured import drop_dead_code, reachable
 from varprop.graph.compiler import Plan, assemble
 from varprop.graph.registry import scale_path
-from varprop.moments import Moments
+from varprop.moments import Moments, moments_of
 from varprop.network.moment_net import MomentNet
 
 
@@ -24,7 +24,7 @@ class Prepared(NamedTuple):
     target: Tensor
 
     def finish(self) -> Moments:
-        return Moments(*self.live(*self.values))
+        return moments_of(*self.live(*self.values))
 
     @property
     def nbytes(self) -> int:

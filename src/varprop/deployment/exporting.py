@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import inspect
 import io
@@ -10,7 +11,9 @@ import json
 import logging
 import math
 import os
+import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import varprop
-from varprop.errors import ExportError, InputError, NetworkFileError
+from varprop.errors import ExportError, InputError, MissingPackageError, NetworkFileError
 from varprop.graph.signature import Size
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.monte_carlo import MonteCarlo
@@ -31,6 +34,8 @@ from varprop.prediction.predictors import Predictor, Propagated, Wrapper
 from varprop.prediction.selective import Decision, Selective
 
 TOLERANCE = 1e-4
+STALE = 86400.0
+"""Seconds after which a folder that an export made for itself is taken for one that a killed process left."""
 RECORD = "varprop.json"
 """The file inside a ``.pt2`` archive, and the entry of the metadata of an ``.onnx`` file, that says what it is."""
 
@@ -99,8 +104,12 @@ def export(
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """A file of the same name in a folder of its own; all that is there in the end moves beside the target."""
+    prefix = f".{target.name}.export-"
     try:
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as folder:
+        for left in target.parent.glob(f"{glob.escape(prefix)}*"):  # by an export that was killed
+            if time.time() - left.stat().st_mtime > STALE:
+                shutil.rmtree(left, ignore_errors=True)  # another export may be tidying too
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as folder:
             made = Path(folder) / target.name
             yield made
             for file in sorted(Path(folder).iterdir(), key=lambda file: file == made):  # weights above 2 GB lie beside
@@ -228,7 +237,7 @@ def import_optional(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ExportError(f"this needs {error.name or module}: pip install 'varprop[{extra}]'") from None
+        raise MissingPackageError(f"this needs {error.name or module}: pip install 'varprop[{extra}]'") from None
 
 
 # --- what is written is what was meant -------------------------------------------------------------------

@@ -39,6 +39,7 @@ def canonicalize(captured: Captured, reached: set[fx.Node]) -> None:
     _experts(captured)
     _windows(captured)
     _polar(captured)
+    _quotients(captured)
     _random_bounds(captured, reached)
     _patches(captured, reached)
 
@@ -69,6 +70,14 @@ def _polar(captured: Captured) -> None:
             node.target = polar[node.target]
         elif node.target is aten._neg_view.default:
             node.target = aten.neg.default
+
+
+def _quotients(captured: Captured) -> None:
+    """A division that rounds in no way."""
+    plain = {aten.div.Tensor_mode: aten.div.Tensor, aten.div.Scalar_mode: aten.div.Scalar}
+    for node in captured.ops():
+        if node.target in plain and arguments(node)["rounding_mode"] is None:
+            node.target, node.kwargs = plain[node.target], {}
 
 
 def is_complex(node: Any) -> bool:

@@ -58,10 +58,11 @@ class Call:
 
 
 class Binder:
-    """Brings the arguments of ``forward`` to one form, so that ``f(x)`` and ``f(x=x)`` are one call."""
+    """Brings the arguments of ``forward`` to one form: ``f(x, y)`` and ``f(y=y, x=x)`` are one call."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         parameters = inspect.signature(forward).parameters.values()
+        self.order = {p.name: place for place, p in enumerate(parameters)}
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self.names = [p.name for p in parameters if p.kind in by_position]
         self.optional = [p.name for p in parameters if p.default is None]
@@ -75,6 +76,8 @@ class Binder:
                 raise InputError(f"argument {name!r} was given twice, by position and by name")
             named[name] = value
         named = {name: value for name, value in named.items() if value is not None or name not in self.optional}
+        # Names that only **kwargs takes come last, in the order given, which is part of the call: forward may loop.
+        named = dict(sorted(named.items(), key=lambda item: self.order.get(item[0], len(self.order))))
         leaves: list[Tensor] = []
         parts = flatten(args[len(self.names) :], leaves, "*args"), flatten(named, leaves)
         return Call(("tuple", parts), leaves)

@@ -32,7 +32,7 @@ from varprop.graph.interpreter import Interpreter
 from varprop.graph.output import Output
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
 from varprop.graph.signature import Binder, Call, Size
-from varprop.moments import Moments, is_random, multiplied_out
+from varprop.moments import Moments, is_random, moments_of, multiplied_out
 from varprop.network import saving
 from varprop.network.record import Calibration, Trace
 from varprop.network.storage import DISK
@@ -91,7 +91,7 @@ class MomentNet(Registries):
             result = plan.module(*leaves)
         else:
             result = plan.run(*leaves) if self.accelerator is None else plan.run_on(self.accelerator, leaves)
-        moments = Moments(result[0], result[1] if len(result) > 1 else torch.zeros_like(result[0]))
+        moments = moments_of(*result)
         return moments if self.temperature == 1 else moments.divided_by(self.temperature)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:

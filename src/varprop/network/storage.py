@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from varprop.errors import NetworkFileError, PosteriorError
-from varprop.posterior.file import replacing
+from varprop.posterior.file import replacing, save_tensors
 
 CONFIG, WEIGHTS, PENDING = "config.json", "model.safetensors", ".model.safetensors.new"
 FORMAT, VERSION = "varprop.network", 1
@@ -109,7 +108,7 @@ def _save(tensors: Mapping[str, Tensor], path: Path, notes: dict[str, str]) -> N
         stored[key] = flat.clone() if place in seen else flat
         seen.add(place)
     try:
-        save_file(stored, path, notes)
+        save_tensors(stored, path, notes)
     except (KeyError, ValueError, RuntimeError) as error:  # dtypes and layouts that safetensors does not know
         raise NetworkFileError(f"some tensors cannot be stored: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ def cast_to_model(model: nn.Module, moments: Mapping[str, Moments]) -> dict[str,
 
 
 def bind(moments: Mapping[str, Moments], model: nn.Module) -> dict[str, Moments]:
-    """Moments by the name that ``model.named_parameters()`` gives each parameter, in the parameter's dtype.
+    """Moments by the name that ``model.named_parameters()`` gives each parameter, in its dtype and memory layout.
 
     A tied parameter is one tensor with several names. ``named_parameters()`` lists it once, the posterior may use
     any of its names; so names are resolved by identity.
@@ -114,9 +115,15 @@ def bind(moments: Mapping[str, Moments], model: nn.Module) -> dict[str, Moments]
         raise PosteriorMismatchError(listing(headline, problems, remedy))
     _check_devices(moments, parameters)
     return {
-        canonical[id(parameters[name])]: cast(name, pair, None, parameters[name].dtype)
+        canonical[id(parameters[name])]: _laid_out(cast(name, pair, None, parameters[name].dtype), parameters[name])
         for name, pair in moments.items()
     }
+
+
+def _laid_out(moments: Moments, parameter: nn.Parameter) -> Moments:
+    """With dimensions in memory in the order of the parameter's; a posterior read from a file has the usual one."""
+    like = functools.partial(torch.empty_like, parameter, requires_grad=False)
+    return Moments(*(x if x.stride() == parameter.stride() else like().copy_(x) for x in moments))
 
 
 def _conflicts(moments: Mapping[str, Moments], parameters: Mapping[str, nn.Parameter]) -> list[str]:

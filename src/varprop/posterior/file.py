@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import os
 import time
 import uuid
@@ -36,9 +37,21 @@ def write(path: str | os.PathLike[str], moments: Mapping[str, Moments]) -> None:
     metadata = {"format": _FORMAT, "version": _VERSION, "sha256": _digest(tensors)}
     try:
         with replacing(path) as temporary:
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata)
+            save_tensors({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata)
     except (OSError, SafetensorError) as error:
         raise PosteriorFileError(f"cannot save {path}: {error}") from error
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, notes: Mapping[str, str]) -> None:
+    """As ``save_file``, which puts notes in a random order, but the same bytes for the same contents."""
+    save_file(dict(tensors), path, dict(notes))
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size)) | {"__metadata__": dict(notes)}
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= size
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 @contextmanager

@@ -29,11 +29,11 @@ class _Flat:
     """Means and standard deviations of one dtype on one device, without gaps but for alignment."""
 
     def __init__(self, moments: Mapping[str, Moments]) -> None:
-        self.shapes = {name: pair.mean.shape for name, pair in moments.items()}
+        self.means = {name: pair.mean for name, pair in moments.items()}
         self.sizes = [size for pair in moments.values() for size in (pair.mean.numel(), -pair.mean.numel() % ALIGNED)]
-        self.mean = self._joined([pair.mean for pair in moments.values()])
+        self.mean = self._joined([*self.means.values()])
         self.std = self._joined([pair.var for pair in moments.values()]).sqrt_()
-        self.drawn, self.views = self.mean, dict[str, Tensor]()
+        self.drawn, self.views, self.copies = self.mean, dict[str, Tensor](), dict[str, Tensor]()
 
     def _joined(self, tensors: list[Tensor]) -> Tensor:
         joined = tensors[0].new_zeros(sum(self.sizes))
@@ -41,13 +41,16 @@ class _Flat:
         return joined
 
     def draw(self, generator: torch.Generator | None, in_place: bool) -> dict[str, Tensor]:
-        """Means plus noise, by name."""
+        """Means plus noise, by name; those with an order of dimensions of their own in memory are copied into it."""
         mean = self.mean
         if not (in_place and self.views):
             self.drawn = torch.empty_like(mean)
             parts = self.drawn.split(self.sizes)[::2]
-            self.views = {name: part.view(s) for (name, s), part in zip(self.shapes.items(), parts, strict=True)}
+            self.views = {name: part.view(x.shape) for (name, x), part in zip(self.means.items(), parts, strict=True)}
+            self.copies = {name: torch.empty_like(x) for name, x in self.means.items() if not x.is_contiguous()}
         device = mean.device if generator is None else generator.device
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=device).to(mean.device)
         torch.addcmul(mean, self.std, noise, out=self.drawn)
-        return self.views
+        for name, copy in self.copies.items():
+            copy.copy_(self.views[name])
+        return self.views | self.copies

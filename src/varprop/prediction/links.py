@@ -77,9 +77,9 @@ class ClassLink(Link):
 
     def average(self, draws: Iterable[Tensor]) -> Prediction:
         seen = Running()
-        for draw in map(self.by_class, draws):
-            logits = checked(Moments(draw, torch.zeros_like(draw))).mean
-            seen.add({"logits": logits, "probs": self.squash(draw)})
+        for draw in draws:
+            logits = checked(self.by_class(widened(Moments(draw, torch.zeros_like(draw))))).mean
+            seen.add({"logits": logits, "probs": self.squash(logits)})
         return Prediction(seen.mean()["probs"], _moments(seen), self)
 
 

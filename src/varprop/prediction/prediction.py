@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import keystr, register_dataclass, tree_flatten_with_path, tree_map, tree_map_only
 
 from varprop.errors import InputError
 from varprop.moments import Moments
+from varprop.posterior.file import save_tensors
 from varprop.prediction.targets import labelled, refuse_unlabelled
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class BatchOutput(ABC):
         elif file.suffix == ".safetensors":
             classes = getattr(self, "classes", None)
             metadata = {"format": "varprop.prediction"} | ({"classes": json.dumps(classes)} if classes else {})
-            save_file({name: x.cpu().contiguous().clone() for name, x in self.tensors().items()}, file, metadata)
+            save_tensors({name: x.cpu().contiguous().clone() for name, x in self.tensors().items()}, file, metadata)
         else:
             raise InputError(f"{file.name} is neither .safetensors nor .csv: for others, to_pandas().to_parquet(path)")
 

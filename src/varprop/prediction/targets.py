@@ -15,6 +15,9 @@ from varprop.moments import Moments
 IGNORED = -100
 """The label of what has none, such as padding or a pixel nobody annotated; as in torch's cross-entropy."""
 
+SUMS_TO_ONE = 1e-2
+"""How far the sum of probabilities may be from 1: as in bfloat16."""
+
 
 def labelled(target: Tensor) -> Tensor:
     """Which entries have a label."""
@@ -59,7 +62,8 @@ def class_indices(logits: Tensor, target: Tensor) -> Tensor:
         )
     low, high = (int(target.min()), int(target.max())) if target.numel() else (0, 0)
     if low < 0 or high >= logits.shape[-1]:
-        raise InputError(f"labels from {low} to {high} for {logits.shape[-1]} classes")
+        hint = ": classes are counted from 0, targets - 1" if low > 0 and high == logits.shape[-1] else ""
+        raise InputError(f"labels from {low} to {high} for {logits.shape[-1]} classes{hint}")
     return target.long()
 
 
@@ -86,11 +90,20 @@ def refuse_mismatch(outputs: Tensor, target: Tensor) -> None:
         raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(outputs.shape)}{hint}")
 
 
+def refuse_probabilities(outputs: Tensor) -> None:
+    """A softmax of probabilities is flat, whatever they are."""
+    if bool((outputs >= 0).all()) and bool(((outputs.sum(-1) - 1).abs() < SUMS_TO_ONE).all()):
+        raise InputError(
+            "the outputs are probabilities, and the link applies a softmax to them: let the model return its logits, "
+            "or give vp.MeanNetwork(model, output=torch.log)"
+        )
+
+
 def refuse_shape(outputs: Tensor, target: Tensor) -> None:
     """A regression has a number for every output."""
     if target.shape == outputs.shape:
         return
-    hint = ""
+    hint = ": give targets.squeeze(-1)" if target.shape == (*outputs.shape, 1) else ""
     if target.shape == outputs.shape[:-1]:
         single = outputs.shape[-1] == 1
         hint = ": give targets.unsqueeze(-1)" if single else ". Class indices need link=vp.links.Softmax()"
