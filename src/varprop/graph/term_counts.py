@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import ConstantSource
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from varprop.moments import Factored, is_random
 
+Symbol = Any  # of sympy
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 FIRST_NAME = 1000  # of a count; sizes that capture leaves free have smaller ones
 
@@ -37,10 +38,12 @@ def term_groups(args: Any) -> tuple[dict[fx.Node, int], list[int]]:
 
 def layout(value: Tensor) -> str:
     """All of an outline but the number of terms: these lie first or last in memory. Empty if they do not."""
-    like = with_terms(value, value.shape[0])
-    strides = [[str(n) for n, size in zip(x.stride(), x.shape, strict=True) if str(size) != "1"] for x in (value, like)]
-    if strides[0] != strides[1]:
-        return ""
+    step: Any = 1
+    dims = [0, *range(value.ndim - 1, 0, -1)] if _is_inner(value) else range(value.ndim - 1, -1, -1)
+    for size, stride in ((value.shape[dim], value.stride(dim)) for dim in dims):
+        if str(size) != "1" and str(stride) != str(step):
+            return ""
+        step = step * size
     return f"terms {value.dtype} {value.device} {[*map(str, value.shape[1:])]} {_is_inner(value)}"
 
 
@@ -65,16 +68,17 @@ def new_count(env: ShapeEnv, example: int) -> torch.SymInt:
     return env.create_symintnode(symbol, hint=example, source=source)  # type: ignore[return-value]
 
 
-def forget_guards(env: ShapeEnv, first: int, counts: Iterable[sympy.Symbol]) -> bool:
+def forget_guards(env: ShapeEnv, first: int, counts: Iterable[Symbol]) -> bool:
     """Was anything asked of the counts, from the ``first`` guard on? It is forgotten."""
     asked = [guard for guard in env.guards[first:] if guard.expr.free_symbols & {*counts}]
     env.guards[first:] = [guard for guard in env.guards[first:] if guard not in asked]
     return bool(asked)
 
 
-def closed(graph: fx.Graph, numbers: dict[sympy.Symbol, sympy.Integer], made: dict[Any, Tensor]) -> fx.Graph:
+def closed(graph: fx.Graph, symbols: list[Symbol], counts: list[int], made: dict[Any, Tensor]) -> fx.Graph:
     """The graph for these numbers of terms. ``made`` are tensors of which there need be one of a kind."""
     new, copies = fx.Graph(), dict[fx.Node, Any]()
+    numbers = dict(zip(symbols, map(sympy.Integer, counts), strict=True))
     for node in graph.nodes:
         before = node.meta.get("val")
         value = tree_map(lambda x: _closed(x, numbers, made), before)
@@ -86,7 +90,7 @@ def closed(graph: fx.Graph, numbers: dict[sympy.Symbol, sympy.Integer], made: di
     return new
 
 
-def _closed(value: Any, numbers: dict[sympy.Symbol, sympy.Integer], made: dict[Any, Tensor]) -> Any:
+def _closed(value: Any, numbers: dict[Symbol, Any], made: dict[Any, Tensor]) -> Any:
     if isinstance(value, SYMBOLIC):
         expr = value.node.expr.xreplace(numbers)
         return value.node.shape_env.create_symintnode(expr, hint=None) if expr.free_symbols else value.node.pytype(expr)

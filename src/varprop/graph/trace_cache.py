@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
@@ -19,7 +18,16 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from varprop.errors import RuleError
 from varprop.graph.captured import keep_constant
 from varprop.graph.registry import Registry
-from varprop.graph.term_counts import SYMBOLIC, closed, forget_guards, layout, new_count, term_groups, with_terms
+from varprop.graph.term_counts import (
+    SYMBOLIC,
+    Symbol,
+    closed,
+    forget_guards,
+    layout,
+    new_count,
+    term_groups,
+    with_terms,
+)
 
 Function = Callable[..., tuple[Any, Any]]
 """Of trees of nodes: a note, and a tree of results."""
@@ -54,11 +62,11 @@ class TraceCache:
         leaves, structure = tree_flatten(args)
         name = key, structure, tuple(map(self._outline, leaves))
         if name not in self.known:
-            values = [leaf.meta["val"] for leaf in leaves if isinstance(leaf, fx.Node)]
-            self.known[name] = self._of_any_count(key, function, args) or self._trace(function, args, values)
+            examples = [leaf.meta["val"] for leaf in leaves if isinstance(leaf, fx.Node)]
+            self.known[name] = self._of_any_count(key, function, args) or self._trace(function, args, examples)
         step = self.known[name]
         nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
-        values = dict(zip(step.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        values: dict[fx.Node, Any] = dict(zip(step.graph.find_nodes(op="placeholder"), nodes, strict=True))
         for node in step.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 values[node] = self.copy(node, values)
@@ -97,12 +105,11 @@ class TraceCache:
             step, symbols = self.open[name]
             if step is None:
                 return None
-            numbers = dict(zip(symbols, map(sympy.Integer, counts), strict=True))
-            return Step(closed(step.graph, numbers, self.closed), step.note, step.structure)
+            return Step(closed(step.graph, symbols, counts, self.closed), step.note, step.structure)
 
     def _trace_open(
         self, env: ShapeEnv, function: Function, args: Any, groups: dict[fx.Node, int], counts: list[int]
-    ) -> tuple[Step | None, list[sympy.Symbol]]:
+    ) -> tuple[Step | None, list[Symbol]]:
         first, free = len(env.guards), [new_count(env, count) for count in counts]
         symbols = [count.node.expr for count in free]  # by what is asked of it, a number may become another
         nodes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, fx.Node)]
