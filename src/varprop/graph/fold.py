@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
     Large views are not stored, and neither is anything much larger than what it is made of. Scales stay live: they are
     trained later.
     """
-    constant, folded, values = _constants(graph), tensors.folded, _values(tensors)
+    constant, bases = _constants(graph), dict[fx.Node, str]()
     names = _names(graph, constant)
-    for node in list(graph.nodes):
+    for node in graph.nodes:
         if node not in constant or node.op == "get_attr" or all(user in constant for user in node.users):
             continue
         if not isinstance(node.meta["val"], Tensor):
@@ -32,46 +33,66 @@ def fold(graph: fx.Graph, tensors: Registries) -> None:
         base: Any = node
         while _is_view(base) and base.meta["val"].numel() > SMALL:
             base = base.args[0]
-        if base.op == "get_attr":
-            continue
-        if (name := names[base]) not in folded:
-            recipe = _recipe(base)
-            sources = [values[n.target].numel() for n in recipe.find_nodes(op="get_attr")]
-            result = _compute(recipe, values)
-            if not isinstance(result, Tensor) or result.numel() > max(SMALL, 2 * sum(sources)):
-                continue
-            tensors.recipes[name], folded[name] = recipe, aligned(result)[0]
-        base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{name}", (), {}
-        values[base.target] = folded[name]
+        if base.op != "get_attr" and (names[base] in tensors.folded or not _is_swollen(base, bases)):
+            bases[base] = names[base]
+    for known in [base for base, name in bases.items() if name in tensors.folded]:
+        _read(known, bases.pop(known))
+    if bases:
+        recipe = _recipe({name: base for base, name in bases.items()})
+        tensors.recipes.append(recipe)
+        _compute(recipe, tensors)
+    for base, name in bases.items():
+        _read(base, name)
     drop_dead_code(graph)
 
 
 def refold(tensors: Registries) -> None:
     """Compute what was folded again, after the tensors it is made of have changed."""
-    values = _values(tensors)
-    for name, recipe in tensors.recipes.items():
-        tensors.folded[name] = values[f"folded.{name}"] = aligned(_compute(recipe, values))[0]
+    for recipe in tensors.recipes:
+        _compute(recipe, tensors)
 
 
-def _values(tensors: Registries) -> dict[Any, Tensor]:
-    return dict((*tensors.named_buffers(), *tensors.named_parameters()))
+def _is_swollen(base: fx.Node, bases: Container[fx.Node]) -> bool:
+    """Is it much larger than what it is made of?"""
+    size = base.meta["val"].numel()
+    if size <= SMALL:
+        return False
+    inner = upstream(base, lambda node: node.op != "get_attr" and node not in bases)
+    sources = {arg for node in inner for arg in node.all_input_nodes} - {*inner}
+    return bool(size > 2 * sum(node.meta["val"].numel() for node in sources))
 
 
-def _recipe(node: fx.Node) -> fx.Graph:
-    """A graph of its own that computes this node."""
-    recipe = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for each in upstream(node):
-        copies[each] = recipe.node_copy(each, copies.__getitem__)
-    recipe.output(copies[node])
+def _read(base: fx.Node, name: str) -> None:
+    base.op, base.target, base.args, base.kwargs = "get_attr", f"folded.{name}", (), {}
+
+
+def _recipe(results: dict[str, fx.Node]) -> fx.Graph:
+    """A graph of its own that computes these nodes, and what they share once."""
+    needed = set[fx.Node]()
+    for node in results.values():
+        needed.update(upstream(node, lambda arg: arg not in needed))
+    recipe, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in sorted(needed):
+        copies[node] = recipe.node_copy(node, copies.__getitem__)
+    recipe.output({name: copies[node] for name, node in results.items()})
     return recipe
 
 
-def _compute(recipe: fx.Graph, values: dict[Any, Tensor]) -> Any:
-    known: dict[fx.Node, Any] = {node: values[node.target] for node in recipe.find_nodes(op="get_attr")}
+def _compute(recipe: fx.Graph, tensors: Registries) -> None:
+    """Add the results to what is folded; all else goes after its last use, as large as the weights it is made of."""
+    sources = dict((*tensors.named_buffers(), *tensors.named_parameters()))
+    values: dict[fx.Node, Any] = {node: sources[node.target] for node in recipe.find_nodes(op="get_attr")}
+    results: Any = recipe.output_node().args[0]
+    names = {node: name for name, node in results.items()}
+    last = {arg: node for node in recipe.nodes for arg in node.all_input_nodes}
     with torch.no_grad():
-        evaluate(recipe.nodes, known)
-    return known[recipe.output_node().args[0]]  # type: ignore[index]
+        for node in recipe.nodes:
+            evaluate([node], values)
+            if node in names:
+                tensors.folded[names[node]] = values[node] = aligned(values[node])[0]
+            for arg in node.all_input_nodes:
+                if last[arg] is node:
+                    del values[arg]
 
 
 def _is_view(node: fx.Node) -> bool:

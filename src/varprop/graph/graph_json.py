@@ -5,7 +5,9 @@ Whatever contradicts itself, the network's tensors or torch is a ValueError that
 
 from __future__ import annotations
 
+import inspect
 import math
+from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +31,12 @@ aten = torch.ops.aten
 
 MAX_ENTRIES = 1 << 38
 """Entries of a tensor in a graph that is read: more are no network."""
+
+ASKING_FOR_OTHERS = (
+    *(f"torch/fx/experimental/{name}.py" for name in ("recording", "sym_node", "symbolic_shapes")),
+    *(f"torch/_subclasses/{name}.py" for name in ("fake_tensor", "meta_utils")),
+    *("torch/__init__.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py", "varprop/graph/graph_json.py"),
+)
 
 
 def write_captured(captured: Captured, device: torch.device) -> dict[str, Any]:
@@ -84,6 +92,13 @@ class _Sizes(ShapeEnv):
 
     def _generate_unique_id(self, source_name: str) -> int:
         return int(source_name.removeprefix("s"))
+
+    def _get_user_frame(self) -> FrameType | None:
+        """Who asks for a size. Torch's own list of files that do so for others takes most of torch to load."""
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code.co_filename.endswith(ASKING_FOR_OTHERS):
+            frame = frame.f_back
+        return frame
 
 
 class _Restorer:

@@ -16,7 +16,8 @@ from varprop.graph.interpreter import OUTPUT, Applied, Interpreter, first_input,
 from varprop.graph.kernel_choice import kernel_call, pointwise_rule
 from varprop.graph.registry import Registries, scale_path
 from varprop.graph.signature import Signature, random_inputs
-from varprop.graph.trace_cache import SYMBOLIC, TraceCache, fake_mode_of, require_free_sizes
+from varprop.graph.term_counts import SYMBOLIC
+from varprop.graph.trace_cache import TraceCache, fake_mode_of, require_free_sizes
 from varprop.kernels.activations import activate
 from varprop.kernels.factored_ops import FUSED
 from varprop.kernels.launch import runs_on

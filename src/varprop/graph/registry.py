@@ -72,7 +72,7 @@ class Registries(nn.Module):
     def clear(self) -> None:
         """Empty what compiling a call fills."""
         self.constant, self.folded = Registry(persistent=False), Registry(persistent=False)
-        self.recipes: dict[str, fx.Graph] = {}  # how each folded tensor is computed
+        self.recipes: list[fx.Graph] = []  # how folded tensors are computed
         self.pointwise = nn.ModuleDict()
 
     def add_scales(self, names: Iterable[str]) -> None:

@@ -12,13 +12,25 @@ from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from varprop.errors import RuleError
 from varprop.graph.captured import keep_constant
 from varprop.graph.registry import Registry
+from varprop.graph.term_counts import (
+    SYMBOLIC,
+    Symbol,
+    closed,
+    forget_guards,
+    layout,
+    new_count,
+    term_groups,
+    with_terms,
+)
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+Function = Callable[..., tuple[Any, Any]]
+"""Of trees of nodes: a note, and a tree of results."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +45,28 @@ class Step:
 @dataclass
 class TraceCache:
     """Writes functions of nodes into a graph. Each is traced once for all arguments of the same structure, sizes and
-    dtypes; the values in the nodes' ``meta`` tell these.
+    dtypes; the values in the nodes' ``meta`` tell these. Factored variances may have other numbers of terms.
     """
 
     graph: fx.Graph
     mode: FakeTensorMode
     constants: Registry
     known: dict[Any, Step] = field(default_factory=dict)
+    open: dict[Any, Any] = field(default_factory=dict)  # steps of any numbers of terms, with these; None: seen once
+    closed: dict[Any, Tensor] = field(default_factory=dict)
     sizes: dict[str, fx.Node] = field(default_factory=dict)  # nodes by the number they stand for
     outlines: dict[int, str] = field(default_factory=dict)
 
-    def write(self, key: str, function: Callable[..., tuple[Any, Any]], *args: Any) -> tuple[Any, Any]:
+    def write(self, key: str, function: Function, *args: Any) -> tuple[Any, Any]:
         """What ``function(*args)`` returns, a note and a tree of nodes. ``key`` names the function."""
         leaves, structure = tree_flatten(args)
         name = key, structure, tuple(map(self._outline, leaves))
         if name not in self.known:
-            self.known[name] = self._trace(function, leaves, structure)
+            examples = [leaf.meta["val"] for leaf in leaves if isinstance(leaf, fx.Node)]
+            self.known[name] = self._of_any_count(key, function, args) or self._trace(function, args, examples)
         step = self.known[name]
         nodes = [leaf for leaf in leaves if isinstance(leaf, fx.Node)]
-        values = dict(zip(step.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        values: dict[fx.Node, Any] = dict(zip(step.graph.find_nodes(op="placeholder"), nodes, strict=True))
         for node in step.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 values[node] = self.copy(node, values)
@@ -69,8 +84,45 @@ class TraceCache:
             self.sizes[size] = new
         return new
 
-    def _trace(self, function: Callable[..., tuple[Any, Any]], leaves: list[Any], structure: TreeSpec) -> Step:
+    def _of_any_count(self, key: str, function: Function, args: Any) -> Step | None:
+        """From a trace for any number of terms, which is made when a second number of them comes; None if the arguments
+        have none, or if the function asks how many there are.
+        """
+        (groups, counts), env = term_groups(args), self.mode.shape_env
+        if not groups or env is None:
+            return None
+        leaves, structure = tree_flatten(args)
+        with self.mode:
+            outlines = [(groups[x], layout(x.meta["val"])) if x in groups else self._outline(x) for x in leaves]
+            name = key, structure, *outlines
+            if any(isinstance(outline, tuple) and not outline[1] for outline in outlines):
+                return None
+            if name not in self.open:
+                self.open[name] = None
+                return None
+            if self.open[name] is None:
+                self.open[name] = self._trace_open(env, function, args, groups, counts)
+            step, symbols = self.open[name]
+            if step is None:
+                return None
+            return Step(closed(step.graph, symbols, counts, self.closed), step.note, step.structure)
+
+    def _trace_open(
+        self, env: ShapeEnv, function: Function, args: Any, groups: dict[fx.Node, int], counts: list[int]
+    ) -> tuple[Step | None, list[Symbol]]:
+        first, free = len(env.guards), [new_count(env, count) for count in counts]
+        symbols = [count.node.expr for count in free]  # by what is asked of it, a number may become another
+        nodes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, fx.Node)]
+        values = [x.meta["val"] if x not in groups else with_terms(x.meta["val"], free[groups[x]]) for x in nodes]
+        try:
+            step: Step | None = self._trace(function, args, values)
+        except Exception:  # noqa: BLE001 (for the number that there is, it is raised again, or not)
+            step = None
+        return None if forget_guards(env, first, symbols) else step, symbols
+
+    def _trace(self, function: Function, args: Any, values: list[Any]) -> Step:
         note: list[Any] = []
+        leaves, structure = tree_flatten(args)
 
         def run(*tensors: Any) -> list[Any]:
             found = iter(tensors)
@@ -82,8 +134,7 @@ class TraceCache:
 
         with self.mode:
             # Tracing tells tensors apart by identity.
-            examples = [_fake_copy(x.meta["val"]) for x in leaves if isinstance(x, fx.Node)]
-            traced = make_fx(run, pre_dispatch=True)(*examples)
+            traced = make_fx(run, pre_dispatch=True)(*map(_fake_copy, values))
         for node in traced.graph.find_nodes(op="get_attr"):  # made by a rule, such as the nodes of a quadrature
             node.target = f"constant.{keep_constant(getattr(traced, node.target), self.constants)}"
         return Step(traced.graph, *note)

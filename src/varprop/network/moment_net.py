@@ -279,7 +279,7 @@ class MomentNet(Registries):
         new._set_up(self._model[0], self.rules, self.output)
         for name in (*REGISTRY_NAMES, "scale_names"):
             setattr(new, name, copy.deepcopy(getattr(self, name), memo))
-        new.recipes, new.temperature, new.calibration = dict(self.recipes), self.temperature, self.calibration
+        new.recipes, new.temperature, new.calibration = [*self.recipes], self.temperature, self.calibration
         new.accelerator = self.accelerator
         new._plans = [
             dataclasses.replace(plan, module=assemble(copy.deepcopy(plan.module.graph), new), offloaded={})
