@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_or_locked(folder, monkeypatch, written, error):
         (path if written == "tensors" else content).write_bytes(b"half of it")
         raise error
 
-    monkeypatch.setattr(*((storage, "save_file") if written == "tensors" else (Path, "write_text")), fail)
+    monkeypatch.setattr(*((storage, "save_tensors") if written == "tensors" else (Path, "write_text")), fail)
     with pytest.raises(NetworkFileError, match=f"cannot save {folder}: .*{error.strerror}"):
         uncaptured(0.5).save_pretrained(folder)
     assert held(folder) == 1e-3
