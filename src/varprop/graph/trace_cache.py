@@ -110,14 +110,15 @@ class TraceCache:
     def _trace_open(
         self, env: ShapeEnv, function: Function, args: Any, groups: dict[fx.Node, int], counts: list[int]
     ) -> tuple[Step | None, list[Symbol]]:
-        first, free = len(env.guards), [new_count(env, count) for count in counts]
-        symbols = [count.node.expr for count in free]  # by what is asked of it, a number may become another
+        first, symbols, step = len(env.guards), list[Symbol](), None
         nodes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, fx.Node)]
-        values = [x.meta["val"] if x not in groups else with_terms(x.meta["val"], free[groups[x]]) for x in nodes]
         try:
-            step: Step | None = self._trace(function, args, values)
+            free = [new_count(env, count) for count in counts]
+            symbols = [count.node.expr for count in free]  # by what is asked of it, a number may become another
+            values = [x.meta["val"] if x not in groups else with_terms(x.meta["val"], free[groups[x]]) for x in nodes]
+            step = self._trace(function, args, values)
         except Exception:  # noqa: BLE001 (for the number that there is, it is raised again, or not)
-            step = None
+            pass
         return None if forget_guards(env, first, symbols) else step, symbols
 
     def _trace(self, function: Function, args: Any, values: list[Any]) -> Step:
