@@ -3,11 +3,14 @@
 import warnings
 
 import pytest
+import sympy
 import torch
 from torch import nn
+from torch.utils._sympy.functions import Min
 
 import varprop as vp
 from tests.models import posterior_of
+from varprop.graph import trace_cache
 
 aten = torch.ops.aten
 
@@ -52,3 +55,11 @@ def test_a_convolution_serves_batches_of_any_size(size):
         found = net(torch.randn(size, 4, 9))
     assert found.mean.shape == found.var.shape == (size, 4, 9)
     assert len(net.signatures) == 1
+
+
+def test_what_holds_for_all_sizes_is_no_condition():
+    """Torch 2.11 notes such things while it reshapes a tensor of several free sizes."""
+    n = sympy.Symbol("s0", integer=True)
+    assert trace_cache._holds(32 * n >= Min(8 * n, 16 * n))
+    for condition in (sympy.Eq(n, 3), n >= 2, 9 * n >= Min(8 * n, 16), 7 * n >= Min(8 * n, 16 * n)):
+        assert not trace_cache._holds(condition)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from varprop.graph.registry import Registries, Registry
 from varprop.graph.signature import Size, Structure, random_inputs
@@ -151,7 +152,8 @@ def write_op(graph: fx.Graph, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node where the graph is being written, with the value that the op has there."""
     new = graph.call_function(op, args, kwargs)
     values = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
-    new.meta["val"] = op(*values[0], **values[1])
+    with enable_python_dispatcher():  # without, ops that consist of others ask torch 2.11 for sizes that are free
+        new.meta["val"] = op(*values[0], **values[1])
     return new
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
@@ -151,7 +152,7 @@ class _Restorer:
     def _run(self, ops: list[fx.Node]) -> None:
         """The values of all ops, none of which may ask for particular sizes."""
         values = {node: node.meta["val"] for node in (*self.captured.tensors, *self.captured.inputs)}
-        with self.mode, require_free_sizes(self.mode):
+        with self.mode, require_free_sizes(self.mode), enable_python_dispatcher():
             for index, node in enumerate(ops):
                 try:
                     _run(node, values)
