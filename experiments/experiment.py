@@ -113,6 +113,8 @@ class Experiment:
     stand_in: bool = False
     posterior: Callable[[nn.Module, Recipe, Sources, int], Posterior] | None = None
     """Where the posterior comes from, if not from training."""
+    from_weights: bool = False
+    """It starts from trained weights, which must be given."""
     pretraining: tuple[Pretraining, ...] = ()
     """Stages that make the weights which every seed starts from, where they are not trained elsewhere."""
     methods: tuple[Method, ...] = METHODS

@@ -26,6 +26,7 @@ CIFAR100_VIT = Experiment(
     about="A pretrained ViT-B/16 fine-tuned on 45,000 images of CIFAR-100; 5,000 are held out.",
     paper="CIFAR-100 (ViT-Base)",
     splits=splits(cifar100, held_out=5000),
+    from_weights=True,
     model=from_weights(NAME, WANTED, vit_base),
     recipe=Recipe(
         model={"classes": 100},

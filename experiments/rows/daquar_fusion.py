@@ -62,6 +62,7 @@ def stand_in(name: str, kind: type[SingleStream], title: str, paper: str, about:
         paper=paper,
         stand_in=True,
         splits=splits,
+        from_weights=True,
         model=from_minilm(kind, name),
         recipe=WIDE,
         prepare=masked,

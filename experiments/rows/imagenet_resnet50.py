@@ -100,6 +100,7 @@ IMAGENET_RESNET50 = Experiment(
     about="ResNet-50 trained elsewhere with IVON; 10,000 validation images of ImageNet are held out, 40,000 tested.",
     paper="ImageNet (ResNet-50)",
     splits=splits(held_out=10_000),
+    from_weights=True,
     model=start,
     recipe=replace(NO_TRAINING, calibration={"micro_batch": 64}),
     prepare=IMAGENET,

@@ -93,6 +93,7 @@ IMAGENET_SAMPLE_RESNET50 = Experiment(
     paper="ImageNet (ResNet-50)",
     stand_in=True,
     splits=splits,
+    from_weights=True,
     model=start,
     recipe=CHOSEN,
     prepare=CAFFE,

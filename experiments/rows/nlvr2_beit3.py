@@ -50,6 +50,7 @@ NLVR2_BEIT3 = Experiment(
     about="BEiT-3 base fine-tuned on 86,373 statements about pairs of photos; the 6,982 of dev are held out.",
     paper="NLVR2 (BEiT-3-base)",
     splits=splits(SIDE),
+    from_weights=True,
     model=from_weights(NAME, WANTED, functools.partial(beit3, Beit3ForPairs)),
     recipe=RECIPE,
     prepare=vqav2_rows.prepare_beit3,

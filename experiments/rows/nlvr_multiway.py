@@ -108,6 +108,7 @@ NLVR_MULTIWAY = Experiment(
     paper="NLVR2 (BEiT-3-base)",
     stand_in=True,
     splits=splits,
+    from_weights=True,
     model=start,
     pretraining=tuple(
         Pretraining(

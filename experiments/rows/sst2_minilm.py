@@ -63,6 +63,7 @@ SST2_MINILM = Experiment(
     title="SST-2 (MiniLM)",
     about="A MiniLM sentence encoder fine-tuned on 67,349 phrases from film reviews; 872 sentences are held out.",
     splits=splits,
+    from_weights=True,
     model=from_weights(NAME, WANTED, minilm),
     recipe=PLAIN,
     prepare=masked,

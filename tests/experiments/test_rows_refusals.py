@@ -34,6 +34,15 @@ def test_no_weights(name):
     assert f"the weights of {name} are not at absent: give " in absent
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_say_whether_they_start_from_weights(name):
+    row = ROWS[name]
+    if row.from_weights:
+        assert "trained weights and was given none" in failure(row, NO_SOURCES, kind=ExperimentError)
+    else:
+        row.model(row.recipe, NO_SOURCES, 0)
+
+
 def test_a_tokenizer_is_needed_for_the_sentences_too(tmp_path):
     _, sources = synthetic_rows.sst2(tmp_path)
     with pytest.raises(ExperimentError, match="sst2-minilm starts from trained weights"):
