@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from experiments.data.examples import PreparedBatches
 from experiments.exceptions import ExperimentError
 from experiments.experiment import NO_SOURCES, SOFTMAX, Experiment, Sources, Splits
+from experiments.products import multiply_fast, products
 from experiments.recipes import Recipe
 from experiments.side_by_side import as_call
 from experiments.training import Run, run_in, train
@@ -55,6 +56,9 @@ class Pipeline:
     progress: bool = True
     log: Callable[[str], None] = print
     _read: tuple[int, Splits] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        multiply_fast(self.device)
 
     def run(self) -> Results:
         results = Results(self.folder)
@@ -151,7 +155,8 @@ class Pipeline:
         entries: dict[str, Any] = {"row": self.experiment.name, "seed": seed, "config": self.config}
 
         def keep(row: Row, scores: dict[str, Any]) -> None:
-            results.add(replace(row, cost=costs.get(row.method)), scores)
+            versions = {**row.versions, **products(self.device)}
+            results.add(replace(row, cost=costs.get(row.method), versions=versions), scores)
 
         sampled = [method for method in methods if method.samples is not None]
         for method in methods:

@@ -12,6 +12,7 @@ from experiments.data.examples import Examples, Lookup
 from experiments.experiment import METHODS, Sources, Splits
 from experiments.paper.norms import load_norms
 from experiments.pipeline import Pipeline
+from experiments.products import products
 from tests.experiments.synthetic import ADAMW, FEW, RECIPE, every_method, experiment, splits
 from tests.models import posterior_of
 from varprop.errors import ResultsError
@@ -90,6 +91,15 @@ def test_a_network_trained_with_adamw(tmp_path, trained):
     more = replace(ordinary, methods=FEW)
     Pipeline(more, (0, 1), tmp_path, progress=False, log=lambda _: None).run()
     assert trained == [[0], [1]]
+
+
+def test_fast_products_on_cuda_alone(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    for device in ("cpu", "cuda:1"):
+        make(tmp_path, device=device)
+    assert asked == ["high"]
+    assert [products(device) for device in ("cpu", "cuda:1")] == [{}, {"products": "TF32"}]
 
 
 def test_every_method_has_a_row(tmp_path, trained, timed):
