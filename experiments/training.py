@@ -98,7 +98,7 @@ def train(
     if len(shapes) > 1:
         raise InputError(f"networks side by side must have the same epochs and batch, not {sorted(shapes)}")
     order = sorted(range(len(runs)), key=lambda i: runs[i].group_key)
-    loop = _Loop(experiment, [runs[i] for i in order], examples.to(device), device, sources)
+    loop = _Loop(experiment, [runs[i] for i in order], examples, device, sources)
     epochs = runs[0].recipe.epochs
     saved, pause = time.monotonic(), SAVE_EVERY
     hidden = not progress or loop.done == epochs
@@ -152,6 +152,8 @@ class _Loop:
         if len(known) == len(runs) and len({each.done for each in known}) == 1:
             self.done = known[0].done  # one that is further on than the others begins again with them
             training_state.restore(self.optimizer, [[known[i] for i in group] for group in self.groups])
+        if self.done < runs[0].recipe.epochs:  # else they are not needed
+            self.examples = examples.to(device)
 
     def epoch(self) -> list[float]:
         """One pass over the examples; the mean loss of each network."""
