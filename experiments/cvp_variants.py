@@ -19,11 +19,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from experiments.fitted_widths import COARSE, SAMPLES, TEMPERATURES, Case, flat, groups, ranked, sampled, widest
+from experiments.fitted_widths import (
+    COARSE,
+    SAMPLES,
+    TEMPERATURES,
+    Case,
+    adaptive,
+    flat,
+    groups,
+    ranked,
+    sampled,
+    widest,
+)
 from varprop.batch import Batch
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate_answers
-from varprop.evaluation.methods import Method, named
+from varprop.evaluation.methods import METHODS, Method, named
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
@@ -163,6 +174,7 @@ class Variant(Method):
 VARIANTS: Mapping[str, Variant] = {
     each.slug: each
     for each in (
+        Variant("cvp-adaptive", METHODS["cvp-adaptive"].title, CVP, make=adaptive),
         Variant("cvp-flat", "CVP, one width", make=flat),
         Variant("cvp-widest", "CVP, the width that ranks best", make=widest),
         Variant("cvp-ranked", "CVP, NLL and AURC", make=ranked),
@@ -176,7 +188,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 def methods_named(text: str) -> list[Method]:
-    """Of a list of slugs, the tables' methods and these."""
+    """Of a list of slugs, the tables' methods and these; what several begin with is computed once."""
     try:
         return [VARIANTS[slug] if slug in VARIANTS else named(slug) for slug in text.split(",")]
     except InputError as error:

@@ -164,12 +164,21 @@ def _tempered_samples(samples: TemperedSamples, case: Case) -> tuple[float, floa
     return nll(best), TEMPERATURES[best]
 
 
-# --- a loss that ranks ---------------------------------------------------------------------------------
+# --- the default, and a loss that ranks ----------------------------------------------------------------
+
+_CALIBRATED: WeakKeyDictionary[MomentNet, MomentNet] = WeakKeyDictionary()
+
+
+def adaptive(case: Case) -> Propagated:
+    """What calibration finds by default; another method begins with it."""
+    if case.lifted not in _CALIBRATED:
+        _CALIBRATED[case.lifted] = calibrate(case.lifted, case.held_out, link=case.link, progress=False)
+    return Propagated(_CALIBRATED[case.lifted], link=case.link)
 
 
 def ranked(case: Case) -> Predictor:
     """From what calibration finds, by Adam on log α and log T; two folds decide on the weight."""
-    start = calibrate(case.net, case.held_out, link=case.link, progress=False)
+    start = adaptive(case).net
     whole = list(case.batches())
     parts = [[_every_second(batch, first) for batch in whole] for first in (0, 1)]
     risks = dict.fromkeys(WEIGHTS, 0.0)

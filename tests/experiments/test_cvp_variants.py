@@ -90,6 +90,17 @@ def test_samples_have_the_width_and_the_temperature_of_least_nll(monkeypatch):
     assert evaluate(found, case.held_out, progress=False).metrics["nll"] == pytest.approx(seen[log, temperature])
 
 
+def test_the_default_calibration_is_computed_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(fitted_widths, "calibrate", lambda net, *_, **__: calls.append(net) or propagate(*kept))
+    first, *_ = linear()
+    kept = first.model, first.posterior
+    second = replace(first)
+    adaptive, again = (VARIANTS["cvp-adaptive"].make(each).net for each in (first, second))
+    assert adaptive is again
+    assert calls == [first.lifted]
+
+
 def test_every_entry_of_a_matrix_is_in_one_group():
     model = ViT(channels=1, side=8, classes=3, patch=4, width=8, depth=2, heads=2)
     shapes = {name: p.shape for name, p in model.named_parameters()}
