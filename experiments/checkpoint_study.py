@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from experiments.augment import UNCHANGED, apply
 from experiments.cuda_graph import Gradients
 from experiments.data.examples import Examples, PreparedBatches, map_inputs
 from experiments.pipeline import Pipeline
+from experiments.products import products
 from experiments.row_files import add_rows, packed, read_rows
 from experiments.side_by_side import as_call
 from experiments.training import loss_of
@@ -58,11 +58,14 @@ class Study:
     pipeline: Pipeline
     seed: int
     out: Path
-    until: float = math.inf  # by ``time.monotonic()``: what has not begun by then is left out
     only: Sequence[str] | None = None  # of the methods
 
     def run(self) -> None:
         """In the order of importance; what is in the file already is not done again."""
+        wanted = {name: method for name, method in methods().items() if self.only is None or name in self.only}
+        missing = [name for name in wanted if name not in self._done()]
+        if not missing:
+            return
         self.model, self.adam = self.pipeline.trained(self.seed)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
@@ -70,35 +73,16 @@ class Study:
         splits = self.pipeline.splits(self.seed)
         self.held_out, self.test = (self._prepared(part, BATCH) for part in (splits.held_out, splits.test))
         self.flat = Posterior.isotropic(self.model)
-        for name, method in self._methods():
-            asked = self.only is None or name in self.only
-            if asked and name not in self._done() and time.monotonic() < self.until:
-                started = time.monotonic()
-                found, notes = method()
-                row = {"row": self.pipeline.experiment.name, "seed": self.seed, "method": name, **notes}
-                row |= {"metrics": dict(found.metrics), "seconds": time.monotonic() - started}
-                add_rows(self.out, [row | packed(found)])
+        for name in missing:
+            started = time.monotonic()
+            found, notes = wanted[name](self)
+            row = {"row": self.pipeline.experiment.name, "seed": self.seed, "method": name, **notes}
+            row |= {"metrics": dict(found.metrics), "seconds": time.monotonic() - started}
+            row |= products(self.pipeline.device)
+            add_rows(self.out, [row | packed(found)])
 
     def _done(self) -> set[str]:
         return {row["method"] for row in read_rows(self.out) if row["seed"] == self.seed}
-
-    def _methods(self) -> Iterator[tuple[str, Callable[[], Found]]]:
-        yield "mean", lambda: (self._score(MeanNetwork(self.model)), {})
-        yield "temperature", self._tempered
-        yield "cvp-adam", lambda: self._described(self.fitted)
-        yield "cvp-adam-bfloat16", self._rounded
-        yield "cvp-isotropic", lambda: self._propagated(self.flat)
-        yield f"ensemble-{ENSEMBLE_SIZE}", self._ensemble
-        for count in HELD_OUT:
-            yield f"temperature@{count}", functools.partial(self._tempered, count)
-            yield f"cvp-isotropic@{count}", functools.partial(self._propagated, self.flat, count)
-        yield "mc-adam", lambda: self._sampled(self.adam)
-        yield "factored-adam", lambda: self._propagated(self.adam, rules=FACTORED)
-        yield "last-layer", lambda: self._propagated(self._last_layer)
-        yield "laplace", lambda: self._sampled(Posterior.from_fisher(self.model, self.held_out))
-        yield "swag", self._swag
-        yield "mc-isotropic", lambda: self._sampled(self.flat)
-        yield "cvp-adam-paper", lambda: self._propagated(self.adam, procedure=FixedEpochs())
 
     def _prepared(self, examples: Examples, size: int) -> PreparedBatches:
         device = self.pipeline.device
@@ -193,6 +177,34 @@ class Study:
         predictors = [MeanNetwork(model) for model in models]
         for batch in read_batches(data):
             yield [each.logits(*batch.args, **batch.kwargs).mean for each in predictors], batch.target
+
+
+def methods() -> dict[str, Callable[[Study], Found]]:
+    """By name, in the order of importance."""
+    by_count: dict[str, Callable[[Study], Found]] = {}
+    for count in HELD_OUT:
+        by_count[f"temperature@{count}"] = functools.partial(Study._tempered, count=count)
+        by_count[f"cvp-isotropic@{count}"] = functools.partial(_isotropic, count=count)
+    return {
+        "mean": lambda study: (study._score(MeanNetwork(study.model)), {}),
+        "temperature": Study._tempered,
+        "cvp-adam": lambda study: study._described(study.fitted),
+        "cvp-adam-bfloat16": Study._rounded,
+        "cvp-isotropic": _isotropic,
+        f"ensemble-{ENSEMBLE_SIZE}": Study._ensemble,
+        **by_count,
+        "mc-adam": lambda study: study._sampled(study.adam),
+        "factored-adam": lambda study: study._propagated(study.adam, rules=FACTORED),
+        "last-layer": lambda study: study._propagated(study._last_layer),
+        "laplace": lambda study: study._sampled(Posterior.from_fisher(study.model, study.held_out)),
+        "swag": Study._swag,
+        "mc-isotropic": lambda study: study._sampled(study.flat),
+        "cvp-adam-paper": lambda study: study._propagated(study.adam, procedure=FixedEpochs()),
+    }
+
+
+def _isotropic(study: Study, count: int | None = None) -> Found:
+    return study._propagated(study.flat, count)
 
 
 def _filled(model: nn.Module, posterior: Posterior) -> nn.Module:

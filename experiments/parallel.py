@@ -1,145 +1,174 @@
-"""Networks of a row: trained together, then studied in several processes.
+"""Networks of rows: those of a row are trained together, then studied in one pool of processes with all others.
 
-``python -m experiments.parallel ROW OUT --seeds 20-24 --methods "mean,temperature;cvp-adam;cvp-isotropic"``: a process
-takes the methods of one seed up to a semicolon, and each row is written when it is there. What has not ended after
-``--seconds`` is stopped, and all is if one process fails; what was trained and what is in OUT is not done again.
+``python -m experiments.parallel daquar-multiway:0-2,sst2-minilm:10-14 OUT --methods "mean,mc-64;cvp-adaptive;cvp"``:
+a process takes the methods of one seed up to a semicolon, the first of all rows before the second; a row is studied as
+soon as it is trained. Each result is written when it is there, into OUT/ROW, or into OUT if there is only one row. What
+fails is tried once more in the end and stops nothing else. What has not ended after ``--seconds`` is stopped and named;
+the same call goes on with it.
 
-Ordinary networks have rows in OUT/rows.jsonl. With ``--tables`` methods are those of the tables (``cvp``, ``mc-64``),
-and rows go into OUT/results.db; ``--search`` trains all candidates of the row first and takes the best on held-out
-data, ``--costs`` times compiled passes in the end, with nothing else running.
+Rows trained with AdamW take those of the methods that ``checkpoint_study`` has, into rows.jsonl; the others take those
+of the tables (``cvp``, ``mc-64``), into results.db. ``--search`` names rows of which all candidates are trained first,
+the best of which on held-out data is taken; ``--costs`` times compiled passes in the end, with nothing else running.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import itertools
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from experiments.checkpoint_study import Study
+from experiments.checkpoint_study import Study, methods
 from experiments.cvp_variants import Variant, methods_named
 from experiments.experiment import Experiment, Sources
 from experiments.pipeline import Pipeline
+from experiments.pool import Job, Pool
 from experiments.pretraining import pretrained
+from experiments.recipes import AdamWRecipe
 from experiments.rows import row_named
 from experiments.search import best_candidate, search
 from varprop.cli.references import numbers
+from varprop.errors import InputError
+from varprop.evaluation.methods import METHODS
 
-PAUSE = 0.2  # seconds between looks at the processes
+TRAINING, STUDY, COSTS = "training", "study", "costs"
 
 
-def _experiment(args: argparse.Namespace) -> Experiment:
-    found = row_named(args.row)
-    if args.epochs:
-        shorter = {name: replace(recipe, epochs=args.epochs) for name, recipe in found.candidates.items()}
-        found = replace(found, recipe=replace(found.recipe, epochs=args.epochs), candidates=shorter)
-    if args.tables:
-        found = replace(found, methods=tuple(methods_named(args.methods.replace(";", ","))))
+@dataclass(frozen=True)
+class Task:
+    """One of the rows."""
+
+    name: str
+    seeds: list[int]
+    out: Path
+    args: argparse.Namespace
+
+    @property
+    def ordinary(self) -> bool:
+        return isinstance(row_named(self.name).recipe, AdamWRecipe)
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """The methods of each process, as far as such a row has them."""
+        own = methods()
+
+        def has(name: str) -> bool:
+            return name in own if self.ordinary else name in METHODS or name not in own
+
+        return [[name for name in part.split(",") if has(name)] for part in self.args.methods.split(";")]
+
+    @property
+    def experiment(self) -> Experiment:
+        found, epochs = row_named(self.name), self.args.epochs
+        if epochs:
+            shorter = {name: replace(recipe, epochs=epochs) for name, recipe in found.candidates.items()}
+            found = replace(found, recipe=replace(found.recipe, epochs=epochs), candidates=shorter)
+        wanted = ",".join(itertools.chain(*self.groups))
+        return found if self.ordinary else replace(found, methods=tuple(methods_named(wanted)))
+
+    @property
+    def searched(self) -> bool:
+        return self.name in self.args.search.split(",")
+
+    def sources(self, experiment: Experiment) -> Sources:
+        """Pretraining comes first, where a row has it."""
+        given = Sources(self.args.data, self.args.weights if experiment.from_weights else None)
+        return pretrained(experiment, given, self.out, self.args.device, progress=False)
+
+    def pipeline(self) -> Pipeline:
+        experiment = self.experiment
+        if self.searched:
+            experiment = best_candidate(experiment, self.out)
+        sources = self.sources(experiment)
+        pipeline = Pipeline(experiment, self.seeds, self.out, self.args.device, sources, limit=self.args.limit)
+        pipeline.progress = pipeline.fidelity = False
+        return pipeline
+
+    # --- what processes do -----------------------------------------------------------------------------
+
+    def train(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        experiment = self.experiment
+        if self.searched and not (self.out / f"{self.name}-search.json").exists():
+            search(experiment, self.seeds, self.out, self.args.device, self.sources(experiment), progress=False)
+        pipeline = self.pipeline()
+        pipeline.side_by_side = len(self.seeds)
+        pipeline.train(self.seeds)
+
+    def study(self, seed: int, names: Sequence[str]) -> None:
+        torch.set_num_threads(self.args.threads)
+        pipeline = self.pipeline()
+        if self.ordinary:
+            Study(pipeline, seed, self.out / "rows.jsonl", names).run()
+        elif missing := [method for method in pipeline.missing(seed) if method.slug in names]:
+            pipeline.evaluate(pipeline.network(seed), seed, missing, {})
+
+    def add_costs(self) -> None:
+        pipeline = self.pipeline()
+        timed = tuple(m for m in pipeline.experiment.methods if m.rules is not None or not isinstance(m, Variant))
+        pipeline.experiment = replace(pipeline.experiment, methods=timed)
+        pipeline.add_costs(self.seeds[0])
+
+
+def tasks(args: argparse.Namespace) -> list[Task]:
+    """Of the rows, each with its own seeds or all with the same."""
+    named = [row.partition(":")[::2] for row in args.rows.split(",")]
+    if len(dict(named)) < len(named):
+        raise InputError(f"a row is named twice in {args.rows}")
+    if unknown := set(args.search.split(",")) - {"", *dict(named)}:
+        raise InputError(f"--search names {', '.join(sorted(unknown))}, which is no row of {args.rows}")
+    if strange := set(args.methods.replace(";", ",").split(",")) - methods().keys():
+        methods_named(",".join(sorted(strange)))
+    alone = len(named) == 1
+    found = [Task(row, numbers(own or args.seeds), args.out if alone else args.out / row, args) for row, own in named]
+    if idle := [task.name for task in found if not any(task.groups)]:
+        raise InputError(f"{args.methods} has no method for {', '.join(idle)}")
     return found
 
 
-def _sources(args: argparse.Namespace, experiment: Experiment) -> Sources:
-    """Pretraining comes first, where a row has it."""
-    return pretrained(experiment, Sources(args.data, args.weights), args.out, args.device, progress=False)
-
-
-def _pipeline(args: argparse.Namespace) -> Pipeline:
-    experiment = _experiment(args)
-    if args.search:
-        experiment = best_candidate(experiment, args.out)
-    sources = _sources(args, experiment)
-    pipeline = Pipeline(experiment, numbers(args.seeds), args.out, args.device, sources, limit=args.limit)
-    pipeline.progress = pipeline.fidelity = False
-    return pipeline
-
-
-def _train(args: argparse.Namespace) -> None:
-    experiment = _experiment(args)
-    if args.search and not (args.out / f"{args.row}-search.json").exists():
-        sources = _sources(args, experiment)
-        search(experiment, numbers(args.seeds), args.out, args.device, sources, progress=False)
-    pipeline = _pipeline(args)
-    pipeline.side_by_side = len(pipeline.seeds)
-    pipeline.train(pipeline.seeds)
-
-
-def _study(args: argparse.Namespace, seed: int, methods: Sequence[str], until: float) -> None:
-    torch.set_num_threads(args.threads)
-    pipeline = _pipeline(args)
-    if not args.tables:
-        Study(pipeline, seed, args.out / "rows.jsonl", until, methods).run()
-    elif missing := [method for method in pipeline.missing(seed) if method.slug in methods]:
-        pipeline.evaluate(pipeline.network(seed), seed, missing, {})
-
-
-def _add_costs(args: argparse.Namespace) -> None:
-    pipeline = _pipeline(args)
-    timed = tuple(method for method in pipeline.experiment.methods if not isinstance(method, Variant))
-    pipeline.experiment = replace(pipeline.experiment, methods=timed)
-    pipeline.add_costs(numbers(args.seeds)[0])
+def jobs(args: argparse.Namespace) -> list[Job]:
+    """In the order in which they are begun."""
+    rows = tasks(args)
+    trained = {task.name: Job(f"{task.name}: training", TRAINING, task.train) for task in rows}
+    studies = []
+    for place, task in itertools.product(range(args.methods.count(";") + 1), rows):
+        if names := task.groups[place]:
+            for seed in task.seeds:
+                title = f"{task.name}, seed {seed}: {', '.join(names)}"
+                studies.append(Job(title, STUDY, task.study, (seed, names), [trained[task.name]]))
+    found = [*trained.values(), *studies]
+    timed = [task for task in rows if args.costs and not task.ordinary]
+    return found + [Job(f"{task.name}: costs", COSTS, task.add_costs, after=found) for task in timed]
 
 
 def run(args: argparse.Namespace) -> int:
-    """How many processes failed or were stopped."""
+    """How many jobs were not done."""
     until = time.monotonic() + args.seconds
-    args.out.mkdir(parents=True, exist_ok=True)
-    spawn = multiprocessing.get_context("spawn")
-    if stopped := run_processes([spawn.Process(target=_train, args=(args,), name="training")], 1, until):
-        return stopped
-    groups = [part.split(",") for part in args.methods.split(";")]
-    studies = [
-        spawn.Process(target=_study, args=(args, seed, group, until), name=f"{seed}: {', '.join(group)}")
-        for group in groups
-        for seed in numbers(args.seeds)
-    ]
-    if (stopped := run_processes(studies, args.workers, until)) or not args.costs:
-        return stopped
-    return run_processes([spawn.Process(target=_add_costs, args=(args,), name="costs")], 1, until)
-
-
-def run_processes(processes: Sequence[BaseProcess], most: int, until: float) -> int:
-    """Run them, some at a time, until all have ended, one has failed or the time is over."""
-    waiting, running, started = [*processes], list[BaseProcess](), time.monotonic()
-    while (waiting or running) and time.monotonic() < until and not any(each.exitcode for each in running):
-        for each in [each for each in running if each.exitcode == 0]:
-            running.remove(each)
-            sys.stdout.write(f"{time.monotonic() - started:6.1f} s  {each.name}\n")
-            sys.stdout.flush()
-        while waiting and len(running) < most:
-            running.append(waiting.pop(0))
-            running[-1].start()
-        time.sleep(PAUSE)
-    left = [each for each in running if each.exitcode != 0]
-    for each in left:
-        each.terminate()
-        each.join()
-    for each in (left := left + waiting):
-        sys.stdout.write(f"not finished: {each.name}\n")
-    return len(left)
+    most = {TRAINING: args.trainings, STUDY: args.workers, COSTS: 1}
+    return len(Pool(jobs(args), most, until).run())
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m experiments.parallel", description=__doc__)
-    parser.add_argument("row")
+    parser.add_argument("rows", help="names, with commas between; NAME:SEEDS has other seeds than the rest")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0-4")
-    parser.add_argument("--methods", default="mean,temperature,cvp-isotropic;cvp-adam")
+    parser.add_argument("--methods", default="mean,temperature,cvp-isotropic;cvp-adam;cvp-adaptive;cvp")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--weights", type=Path, help="of the rows that start from some")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument("--workers", type=int, default=14, help="processes at a time")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a process")
+    parser.add_argument("--trainings", type=int, default=2, help="rows trained at a time")
+    parser.add_argument("--workers", type=int, default=14, help="studies at a time")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a study")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--limit", type=int)
-    parser.add_argument("--tables", action="store_true", help="methods of the tables")
-    parser.add_argument("--search", action="store_true", help="the best candidate on held-out data")
+    parser.add_argument("--search", default="", help="rows to be trained with the best candidate on held-out data")
     parser.add_argument("--costs", action="store_true", help="times of compiled passes")
     return parser.parse_args()
 
