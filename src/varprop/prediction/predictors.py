@@ -272,24 +272,15 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
 
 
 def predict_batches(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
-    """The prediction for each batch, with its target, on the predictor's device; what has no label is left out."""
-    some = False
+    """The prediction for each batch, with its target, on the predictor's device."""
     for batch in read(batches):
-        prediction, target = predict_batch(predictor, batch)
-        if len(target):
-            some = True
-            yield prediction, target
-    if not some:
-        raise InputError(UNLABELLED)
+        yield predict_batch(predictor, batch)
 
 
 def predict_batch(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
     """The prediction for one batch, with its target, in the same way."""
     batch = batch.to(predictor.device)
-    prediction = predictor(*batch.args, **batch.kwargs)
-    if isinstance(prediction, Regression):
-        return prediction, batch.target
-    return prediction.drop_unlabelled(batch.target)
+    return predictor(*batch.args, **batch.kwargs), batch.target
 
 
 def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:

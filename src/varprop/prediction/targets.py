@@ -20,8 +20,8 @@ SUMS_TO_ONE = 1e-2
 
 
 def labelled(target: Tensor) -> Tensor:
-    """Which entries have a label."""
-    return target != IGNORED
+    """Which entries have a label. Where there is no sign, 156 is a label, though it equals −100 there."""
+    return (target >= 0) | (target != IGNORED)
 
 
 def mean_of_each(losses: Tensor, target: Tensor) -> Tensor:
@@ -108,12 +108,6 @@ def refuse_shape(outputs: Tensor, target: Tensor) -> None:
         single = outputs.shape[-1] == 1
         hint = ": give targets.unsqueeze(-1)" if single else ". Class indices need link=vp.links.Softmax()"
     raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(outputs.shape)}{hint}")
-
-
-def refuse_unlabelled(target: Tensor) -> None:
-    """An example without a label is neither right nor wrong."""
-    if target.numel() and (low := int(target.min())) < 0:
-        raise InputError(f"labels from {low} on: {IGNORED} marks what has no label; leave those examples out")
 
 
 def class_scores(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
             batch = batch.to(self.device)
             logits = self.predictor.logits(*batch.args, **batch.kwargs)
             kept.append((Moments(*(x.double() for x in logits)), batch.target))
-        count = sum(_labels(logits, target) for logits, target in kept)
+        count = sum(_labels(self.predictor.loss(logits, target), target) for logits, target in kept)
         if not count:
             raise InputError("no held-out example has a label: all are -100")
 
@@ -104,10 +104,9 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
         return f"TemperatureScaled({self.predictor}, temperature={self.temperature:.4g})"
 
 
-def _labels(logits: Moments, target: Tensor) -> int:
+def _labels(losses: Tensor, target: Tensor) -> int:
     """How many losses there are: one for each class index that is given, or for each set of labels."""
-    positions = logits.shape[:-1]
-    return int(labelled(target).sum()) if target.shape == positions else positions.numel()
+    return int(labelled(target).reshape(*losses.shape, -1).any(-1).sum())
 
 
 def with_noise(predictor: _Predictor, batches: Any) -> _Predictor:
