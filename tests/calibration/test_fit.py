@@ -56,16 +56,57 @@ def test_targets_that_do_not_tell(target, message):
         link_for(LOGITS, target)
 
 
-def test_outputs_that_are_no_logits():
-    with pytest.raises(InputError, match="the outputs are probabilities"):
-        link_for(torch.randn(4, 3).bfloat16().softmax(-1), torch.tensor([0, 1, 2, 1]))
-    with pytest.warns(UserWarning, match="if the model ends in a sigmoid"):
-        link_for(torch.randn(4, 3).sigmoid(), torch.tensor([[0.0, 1, 1]] * 4))
+class Shares(nn.Linear):
+    """Probabilities that are not seen to come from a softmax."""
+
+    def forward(self, x):
+        y = super().forward(x).exp()
+        return y / y.sum(-1, keepdim=True)
+
+
+ON_PROBABILITIES = {
+    "mean": lambda model, link, x, y: vp.MeanNetwork(model, link=link)(x),
+    "samples": lambda model, link, x, y: vp.MonteCarlo(model, vp.Posterior.isotropic(model), 2, link=link)(x),
+    "propagated": lambda model, link, x, y: vp.Propagated(
+        vp.propagate(model, vp.Posterior.isotropic(model)), link=link
+    )(x),
+    "temperature": lambda model, link, x, y: vp.TemperatureScaled(vp.MeanNetwork(model, link=link)).fit((x, y)),
+    "evaluate": lambda model, link, x, y: vp.evaluate(model, (x, y), progress=False),
+    "fit": lambda model, link, x, y: vp.fit(model, (x, y), progress=False, procedure=Tripled()),
+    "fit, link": lambda model, link, x, y: vp.fit(model, (x, y), link=link, progress=False, procedure=Tripled()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the best temperature is at the end")
+@pytest.mark.parametrize("use", ON_PROBABILITIES.values(), ids=ON_PROBABILITIES)
+def test_outputs_that_are_no_logits(use):
+    """Wherever they meet a link; a warning is that of the line here."""
+    torch.manual_seed(0)
+    x, y = held_out(16)
+    with pytest.raises(InputError, match=r"applies a softmax to them: let the model return .* output=torch\.log$"):
+        use(Shares(4, 3), vp.links.Softmax(), x, y)
+    text = r"all outputs are in \[0, 1\]: .* a second sigmoid to them: let the model return .* output=torch\.logit$"
+    with pytest.warns(UserWarning, match=text) as caught:
+        use(
+            nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()),
+            vp.links.Sigmoid(),
+            x,
+            nn.functional.one_hot(y, 3) * (x > 0)[:, :3],
+        )
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_outputs_that_are_logits():
+    """Also where none is negative, where they are logs of probabilities, and where one example says little."""
     x, y = held_out()
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
     right = vp.MeanNetwork(model[:1])
     found = vp.evaluate({"logs": vp.MeanNetwork(model, output=torch.log), "logits": right}, (x, y))
     assert found["logs"].metrics["nll"] == pytest.approx(found["logits"].metrics["nll"])
+    for logits in (torch.rand(20, 3), torch.tensor([[0.3, 0.7]]), torch.zeros(20, 2), torch.ones(20, 2) / 2):
+        vp.links.Softmax()(vp.Moments(logits, torch.zeros_like(logits)))
+    for logits in (3 * torch.rand(20, 3), torch.rand(5, 3), torch.zeros(20, 1), torch.ones(20)):
+        vp.links.Sigmoid()(vp.Moments(logits, torch.zeros_like(logits)))
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ def calibrate(
         link = link or Softmax()
         held_out = HeldOut(batches, classes=isinstance(link, ClassLink))
         shown = held_out.first.to(net.device)
-        net.capture(*shown.args, **shown.kwargs)
+        with torch.no_grad():
+            logits = net(*shown.args, **shown.kwargs)
+        if isinstance(link, ClassLink):
+            link.refuse_squashed(logits.mean)
         new = copy.deepcopy(net)
         request = Request(link, tuple(scales), cache, None if progress else True, group)
         return procedure.fit(new, held_out, request)

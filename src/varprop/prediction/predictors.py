@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from varprop.prediction.card import write_card
 from varprop.prediction.links import ClassLink, Gaussian, Link, Sigmoid, Softmax
 from varprop.prediction.prediction import Prediction, Regression, concatenate
 from varprop.prediction.predictor_config import describe_link, processor_name
-from varprop.prediction.targets import labelled, refuse_mismatch, refuse_probabilities, refuse_shape
+from varprop.prediction.targets import labelled, refuse_mismatch, refuse_shape
 from varprop.rules import CVP
 
 UNLABELLED = "no example has a label: all are -100"
@@ -245,7 +244,6 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
     if logits.ndim == 1:  # a single output that has dropped its dimension
         logits = logits.unsqueeze(-1)
     if not target.is_floating_point() and target.shape == logits.shape[:-1] and logits.shape[-1] > 1:
-        refuse_probabilities(logits)
         return Softmax()
     single = logits.shape[-1:] == (1,) and target.shape == logits.shape[:-1]
     binary = bool(((target == 0) | (target == 1) | ~labelled(target)).all())
@@ -254,12 +252,6 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
             raise InputError(
                 "each row of the targets holds a single 1: give class indices, targets.argmax(-1), if every example "
                 "has one label, and link=vp.links.Sigmoid() if it may have several"
-            )
-        if 0 <= float(logits.min()) < float(logits.max()) <= 1:
-            warnings.warn(
-                "all outputs are in [0, 1]: if the model ends in a sigmoid, let it return its logits, because the link "
-                "applies a sigmoid to what it returns",
-                stacklevel=4,
             )
         return Sigmoid()
     if target.is_floating_point():

@@ -15,9 +15,6 @@ from varprop.moments import Moments
 IGNORED = -100
 """The label of what has none, such as padding or a pixel nobody annotated; as in torch's cross-entropy."""
 
-SUMS_TO_ONE = 1e-2
-"""How far the sum of probabilities may be from 1: as in bfloat16."""
-
 
 def labelled(target: Tensor) -> Tensor:
     """Which entries have a label. Where there is no sign, 156 is a label, though it equals −100 there."""
@@ -88,15 +85,6 @@ def refuse_mismatch(outputs: Tensor, target: Tensor) -> None:
             hint = ": class indices are integers, targets.long(); a regression needs one for each output"
     if hint:
         raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(outputs.shape)}{hint}")
-
-
-def refuse_probabilities(outputs: Tensor) -> None:
-    """A softmax of probabilities is flat, whatever they are."""
-    if bool((outputs >= 0).all()) and bool(((outputs.sum(-1) - 1).abs() < SUMS_TO_ONE).all()):
-        raise InputError(
-            "the outputs are probabilities, and the link applies a softmax to them: let the model return its logits, "
-            "or give vp.MeanNetwork(model, output=torch.log)"
-        )
 
 
 def refuse_shape(outputs: Tensor, target: Tensor) -> None:

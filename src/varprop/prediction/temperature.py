@@ -16,6 +16,7 @@ from torch import Tensor
 
 from varprop.batch import read
 from varprop.errors import InputError
+from varprop.graph.captured import outside
 from varprop.metrics import gaussian_nll, rmse
 from varprop.moments import Moments
 from varprop.prediction.links import ClassLink, Gaussian
@@ -39,6 +40,8 @@ class Fit:
 
 class TemperatureScaled(Wrapper, GaussianPredictor):
     """Another predictor with its logits divided by ``temperature``. ``fit`` returns one with the best temperature."""
+
+    link: ClassLink
 
     def __init__(self, predictor: Any, temperature: float = 1.0, *, fitted: Fit | None = None) -> None:
         wanted = "TemperatureScaled(MeanNetwork(model)), or a Propagated of classes"
@@ -76,6 +79,7 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
         for batch in read(batches):
             batch = batch.to(self.device)
             logits = self.predictor.logits(*batch.args, **batch.kwargs)
+            self.link.accepted(self.link.by_class(logits))
             kept.append((Moments(*(x.double() for x in logits)), batch.target))
         count = sum(_labels(self.predictor.loss(logits, target), target) for logits, target in kept)
         if not count:
@@ -95,7 +99,7 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
             warnings.warn(
                 f"the best temperature is at the end of the range searched, {temperature:.3g}: "
                 "the held-out labels are all right, or as good as random",
-                stacklevel=2,
+                stacklevel=outside(),
             )
         _log.info("temperature %.4f: NLL %.4f -> %.4f on %d examples", temperature, before, after, count)
         return TemperatureScaled(self.predictor, temperature, fitted=Fit(before, after, count))
