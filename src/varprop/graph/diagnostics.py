@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import textwrap
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +90,11 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
     """What a failed capture means: the user's inputs if the model itself fails on them, else the model."""
     if isinstance(error, VarpropError | torch.OutOfMemoryError):
         return error
-    name, inputs = type(model).__name__, call.given_inputs
-    try:
-        with torch.no_grad():
-            Binder(model.forward).run(model, call.structure, inputs)
-    except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
-        return InputError(f"{name} itself fails on these inputs: {own}.{_cast_hint(model, inputs)}")
+    binder = Binder(model.forward)
+    own = own_failure(model, call.given_inputs, lambda function, inputs: binder.run(function, call.structure, inputs))
+    if own is not None:
+        return own
+    name = type(model).__name__
     reason = (str(error).strip().splitlines() or [""])[0]
     if " " not in reason:  # a KeyError, for one, says but the key
         reason = f"{type(error).__name__} {reason}".strip()
@@ -101,6 +102,23 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
         f"{name} cannot be captured by torch.export{_own_line(error)}: {reason}\n"
         "Its forward depends on tensor values or leaves torch: propagate a submodule of it, or rewrite that part."
     )
+
+
+@torch.no_grad()
+def own_failure(model: nn.Module, inputs: list[Tensor], apply: Callable[[Any, list[Tensor]], Any]) -> InputError | None:
+    """How the model itself fails in ``apply(model, inputs)``, if it does, and which cast or which arguments mend it."""
+    try:
+        apply(model, inputs)
+    except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
+        text = f"{type(model).__name__} itself fails on these inputs: {own}"
+    else:
+        return None
+    signature = inspect.signature(model.forward)
+    try:
+        apply(signature.bind, inputs)
+    except TypeError:
+        return InputError(f"{text}. Its forward takes ({', '.join(signature.parameters)})")
+    return InputError(f"{text}.{_cast_hint(model, inputs, apply)}")
 
 
 def _own_line(error: Exception) -> str:
@@ -111,11 +129,17 @@ def _own_line(error: Exception) -> str:
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
-def _cast_hint(model: nn.Module, inputs: list[Tensor]) -> str:
+def _cast_hint(model: nn.Module, inputs: list[Tensor], apply: Callable[[Any, list[Tensor]], Any]) -> str:
+    """Of one input, or else of all, if the model then runs."""
     wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    for index, x in enumerate(inputs):
-        if x.dtype != wanted:
-            return f" Input {index} is {x.dtype}, the model {wanted}: does it need .to({wanted})?"
+    others = [index for index, x in enumerate(inputs) if x.dtype != wanted and not x.is_complex()]
+    for chosen in (*([index] for index in others), others):
+        try:
+            apply(model, [x.to(wanted) if index in chosen else x for index, x in enumerate(inputs)])
+        except Exception:  # noqa: BLE001
+            continue
+        listed = " and ".join(f"{index} is {inputs[index].dtype}" for index in chosen)
+        return f" Input {listed}, the model {wanted}: does it need .to({wanted})?"
     return ""
 
 

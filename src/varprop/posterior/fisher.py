@@ -16,7 +16,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.batch import Batch, read
 from varprop.errors import CurvatureError, InputError
 from varprop.graph.diagnostics import refuse_training
-from varprop.graph.output import Output, select_output
+from varprop.graph.output import Output, run, select_output
 from varprop.moments import Moments
 from varprop.posterior.binding import Tensors
 from varprop.posterior.diagonal import check_positive, from_curvature, trainable
@@ -53,7 +53,7 @@ def moments(
         for number, batch in enumerate(read(batches)):
             there = batch.to(squares.device)
             with torch.no_grad():
-                outputs = select_output(model(*there.args, **there.kwargs), output)
+                outputs = run(model, {}, there.args, there.kwargs, output)
                 scores = _scores(likelihood, _checked(outputs, batch, number), generator)
             squares.add(there, scores)
             bar.update(len(batch))

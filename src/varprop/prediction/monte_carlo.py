@@ -13,11 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from varprop.errors import InputError
 from varprop.graph.diagnostics import refuse_training
-from varprop.graph.output import Output, select_output
+from varprop.graph.output import Output, run
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction.links import Link, Softmax
-from varprop.prediction.predictors import Predictor, class_names, device_of, run
+from varprop.prediction.predictors import Predictor, class_names, device_of
 from varprop.rules import CVP
 
 
@@ -78,7 +78,7 @@ class MonteCarlo(Predictor):
                 yield run(self.model, group[0], args, kwargs, self.output)
             else:
                 with exchanged(places, group[0]):
-                    logits = select_output(self.model(*args, **kwargs), self.output)
+                    logits = run(self.model, {}, args, kwargs, self.output)
                 yield logits
 
     def _together(self, group: list[dict[str, Tensor]], args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.batch import SIZE, Batch, count, read, read_inputs
 from varprop.errors import InputError, NetworkFileError
 from varprop.graph.diagnostics import refuse_training
-from varprop.graph.output import Output, select_output
+from varprop.graph.output import Output, run
 from varprop.moments import Moments
 from varprop.network import saving
 from varprop.network.moment_net import MomentNet
@@ -273,11 +273,6 @@ def predict_batch(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
     """The prediction for one batch, with its target, in the same way."""
     batch = batch.to(predictor.device)
     return predictor(*batch.args, **batch.kwargs), batch.target
-
-
-def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:
-    """The logits of the model with these weights in the place of its own, which stay as they are whatever happens."""
-    return select_output(torch.func.functional_call(model, weights, args, kwargs), output)
 
 
 def device_of(model: nn.Module) -> torch.device:
