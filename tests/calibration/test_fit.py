@@ -1,5 +1,7 @@
 """vp.fit: from a trained network to a predictor in one line."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from torch import nn
@@ -193,6 +195,33 @@ def test_a_single_logit_without_a_dimension_of_its_own(tmp_path):
     assert torch.equal(vp.scores.mutual_information(answer), vp.scores.mutual_information(expected))
     scored, apart = (vp.evaluate(each, (x, target), progress=False).metrics for each in (found, column))
     assert scored == pytest.approx(apart, rel=1e-4)
+
+
+class Sides(nn.Linear):
+    """Its inputs are one list or tuple."""
+
+    def forward(self, sides):
+        return super().forward(torch.cat(tuple(sides), -1))
+
+
+@pytest.mark.filterwarnings("ignore:the best temperature is at the end")  # labels are random
+@pytest.mark.parametrize("together", [tuple, list, lambda sides: namedtuple("Sides", "left right")(*sides)])
+def test_a_model_with_one_list_of_inputs(together):
+    torch.manual_seed(0)
+    model, x, y = Sides(4, 3), *held_out()
+    data = together(x.split(2, -1)), y
+    posterior = vp.Posterior.from_fisher(model, data, progress=False)
+    found = vp.fit(model, data, posterior, progress=False, procedure=Tripled())
+    joined = nn.Linear(4, 3)
+    joined.load_state_dict(model.state_dict())
+    expected = vp.fit(joined, (x, y), posterior, progress=False, procedure=Tripled())
+    sampled = (vp.MonteCarlo(each, posterior, 3) for each in (model, joined))
+    for each, other in ((found, expected), (model, joined), sampled):
+        metrics = vp.evaluate(each, [data], progress=False).metrics
+        assert metrics == pytest.approx(vp.evaluate(other, (x, y), progress=False).metrics, rel=1e-5)
+    torch.testing.assert_close(found.predict([data]).probs, expected.predict(x).probs)
+    scaled, plain = (vp.TemperatureScaled(vp.MeanNetwork(each)) for each in (model, joined))
+    assert scaled.fit(data).fitted.before == pytest.approx(plain.fit((x, y)).fitted.before)
 
 
 @pytest.mark.second

@@ -43,7 +43,8 @@ def evaluate(predictor: Any, batches: Any, *, held_out: Any = None, progress: bo
     """
     if isinstance(predictor, Predictor):
         with _bar(progress) as bar:
-            parts = shared(read(batches), lambda _, batch: _of_each(*predict_batch(predictor, batch), bar), group)
+            taken_apart = read(batches, one=predictor.takes_one)
+            parts = shared(taken_apart, lambda _, batch: _of_each(*predict_batch(predictor, batch), bar), group)
         return _evaluation(parts, held_out)
     batches = repeatable(batches)
     if not isinstance(predictor, Mapping | list | tuple):
@@ -113,7 +114,7 @@ def mean_network(model: Any, batches: Any) -> MeanNetwork:
             f"{type(model).__name__}: evaluate(vp.fit(model, held_out), test)"
         )
     plain = MeanNetwork(model)
-    first = next(read(batches)).to(plain.device)
+    first = next(read(batches, one=plain.takes_one)).to(plain.device)
     with torch.no_grad():
         logits = plain.logits(*first.args, **first.kwargs).mean
     return MeanNetwork(model, link=link_for(logits, first.target))

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from varprop.errors import InputError
 from varprop.graph.diagnostics import refuse_training
 from varprop.graph.output import Output, run
+from varprop.graph.signature import takes_one
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction.links import Link, Softmax
@@ -44,7 +45,7 @@ class MonteCarlo(Predictor):
             raise InputError(f"samples={samples}, at_once={at_once}: both must be at least 1")
         refuse_training(model)
         self.model, self.samples, self.link = model, samples, link or Softmax()
-        self.classes = class_names(model)
+        self.classes, self.takes_one = class_names(model), takes_one(model.forward)
         self.posterior = Posterior(posterior.resolve(model))
         self.seed, self.at_once, self.output = seed, at_once, output
 

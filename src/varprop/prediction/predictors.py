@@ -17,6 +17,7 @@ from varprop.batch import SIZE, Batch, count, read, read_inputs
 from varprop.errors import InputError, NetworkFileError
 from varprop.graph.diagnostics import refuse_training
 from varprop.graph.output import Output, run
+from varprop.graph.signature import takes_one
 from varprop.moments import Moments
 from varprop.network import saving
 from varprop.network.moment_net import MomentNet
@@ -41,6 +42,8 @@ class Predictor(ABC):
     link: Link
     classes: tuple[str, ...] | None = None
     processor: Any = None
+    takes_one: bool = False
+    """Are several inputs, in a list or a tuple, its only argument?"""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +65,7 @@ class Predictor(ABC):
             data = self._tokenized(data, batch_size)
         parts, silent = [], None if progress else True
         with tqdm(desc="predict", unit=" examples", total=count(data), disable=silent, leave=False) as bar:
-            for inputs in read_inputs(data, batch_size):
+            for inputs in read_inputs(data, batch_size, one=self.takes_one):
                 placed = inputs.to(self.device)
                 parts.append(self(*placed.args, **placed.kwargs).to("cpu"))
                 bar.update(len(inputs))
@@ -120,6 +123,7 @@ class Wrapper(Predictor):
     def __init__(self, predictor: Any) -> None:
         self.predictor, self.link = predictor, predictor.link
         self.classes, self.processor = predictor.classes, predictor.processor
+        self.takes_one = predictor.takes_one
 
     @property
     def device(self) -> torch.device:
@@ -163,7 +167,7 @@ class MeanNetwork(GaussianPredictor):
     ) -> None:
         refuse_training(model)
         self.model, self.link, self.output = model, link or Softmax(), output
-        self.classes = class_names(model)
+        self.classes, self.takes_one = class_names(model), takes_one(model.forward)
         self._weights = {} if posterior is None else {name: m.mean for name, m in posterior.resolve(model).items()}
 
     @property
@@ -212,6 +216,7 @@ class Propagated(GaussianPredictor):
                 "vp.propagate(model, posterior) makes one"
             )
         self.net, self.link, self.processor = net, link or Softmax(), processor
+        self.takes_one = net.takes_one
         self.classes = class_names(net.lifting.model) if classes is None else tuple(classes)
         if self.link == Gaussian() and net.calibration is not None:
             self.link = Gaussian(net.calibration.noise_std)
@@ -265,7 +270,7 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
 
 def predict_batches(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
     """The prediction for each batch, with its target, on the predictor's device."""
-    for batch in read(batches):
+    for batch in read(batches, one=predictor.takes_one):
         yield predict_batch(predictor, batch)
 
 

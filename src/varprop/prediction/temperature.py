@@ -76,7 +76,7 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
         The search covers temperatures from 0.01 to 100. One that does not lower the NLL is not taken.
         """
         kept = []
-        for batch in read(batches):
+        for batch in read(batches, one=self.takes_one):
             batch = batch.to(self.device)
             logits = self.predictor.logits(*batch.args, **batch.kwargs)
             self.link.accepted(self.link.by_class(logits))
