@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import textwrap
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from varprop.graph.interpreter import Applied
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Binder, Call
 from varprop.rules.ruleset import RuleSet, op_name
+
+one_at_a_time = threading.RLock()
+"""Torch's tracer, its settings, warnings and stderr are of the whole process, and a model has one set of modes."""
 
 
 def require_model(model: Any) -> None:
@@ -50,23 +55,40 @@ def require_model(model: Any) -> None:
 
 
 def refuse_training(model: nn.Module) -> None:
-    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    """Of a model that is called as it is, or given as trained."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RNNBase)
     for path, module in model.named_modules():
-        if module.training and isinstance(module, kinds) and getattr(module, "p", 1) > 0:
+        if module.training and isinstance(module, kinds) and getattr(module, "p", getattr(module, "dropout", 1)) > 0:
             raise TrainingModeError(
                 f"{path or 'the model'} ({type(module).__name__}) is in training mode: call model.eval() first"
             )
+
+
+@contextlib.contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """While open, the model is in eval mode, whatever becomes of the original after a network was made of it; one
+    thread at a time, so that none takes the modes of another for the user's.
+    """
+    with one_at_a_time:
+        training = [module for module in model.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 def refuse_drawing(captured: Captured) -> None:
     for node in captured.ops():
         place = f"{node.target} at {place_of(node)}"
         if "batch_norm" in str(node.target) and "no_training" not in str(node.target):
-            raise TrainingModeError(f"{place} uses batch statistics: call model.eval() first")
+            raise TrainingModeError(f"{place} uses batch statistics, in eval mode too: it cannot be propagated")
         if _draws(node):
             raise TrainingModeError(
-                f"{place} may draw random numbers: if it is dropout, call model.eval() first; a model that draws "
-                "even so cannot be propagated"
+                f"{place} may draw random numbers, in eval mode too: if it is dropout, let it follow self.training; "
+                "a model that draws even so cannot be propagated"
             )
 
 
@@ -82,7 +104,7 @@ def refuse_writing(program: torch.export.ExportedProgram) -> None:
     if written:
         names = ", ".join(name.removeprefix("buffer.") for name in written)
         raise CaptureError(
-            f"forward writes to buffers ({names}), which a pure graph cannot do: call model.eval() or detach that part"
+            f"forward writes to buffers ({names}), in eval mode too, which a pure graph cannot do: detach that part"
         )
 
 
@@ -91,7 +113,10 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
     if isinstance(error, VarpropError | torch.OutOfMemoryError):
         return error
     binder = Binder(model.forward)
-    own = own_failure(model, call.given_inputs, lambda function, inputs: binder.run(function, call.structure, inputs))
+    with in_eval(model):
+        own = own_failure(
+            model, call.given_inputs, lambda function, inputs: binder.run(function, call.structure, inputs)
+        )
     if own is not None:
         return own
     name = type(model).__name__

@@ -71,6 +71,7 @@ class MonteCarlo(Predictor):
 
     def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
         """The logits of each network."""
+        refuse_training(self.model)
         weights, places = self.weights(in_place=self.at_once == 1), places_of(self.model)
         while group := list(itertools.islice(weights, self.at_once)):
             if len(group) > 1:

@@ -175,6 +175,7 @@ class MeanNetwork(GaussianPredictor):
         return device_of(self.model)
 
     def logits(self, *args: Any, **kwargs: Any) -> Moments:
+        refuse_training(self.model)
         mean = run(self.model, self._weights, args, kwargs, self.output)
         return Moments(mean, torch.zeros_like(mean))
 
