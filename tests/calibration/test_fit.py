@@ -156,6 +156,15 @@ def test_fit_is_propagate_and_calibrate():
     assert given.net.var["0.weight"].unique().item() == 0.25
 
 
+def test_a_warning_of_calibration_is_that_of_the_line_that_fits():
+    torch.manual_seed(0)
+    model, (x, _) = nn.Linear(4, 3), held_out(300)
+    for procedure, text in ((vp.Adaptive(), "not one of 300"), (vp.FixedEpochs(epochs=1), "underconfident")):
+        with pytest.warns(UserWarning, match=text) as caught:
+            vp.fit(model, (x, model(x).argmax(-1)), procedure=procedure, progress=False)
+        assert {warning.filename for warning in caught} == {__file__}
+
+
 class OneLogit(nn.Module):
     """As most binary classifiers end: [N, 1] becomes [N]."""
 
