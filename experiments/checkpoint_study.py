@@ -31,12 +31,13 @@ from varprop.calibration.calibrate import calibrate
 from varprop.calibration.fixed_epochs import FixedEpochs
 from varprop.evaluation.evaluate import evaluate, evaluate_answers
 from varprop.evaluation.evaluated import Evaluation
+from varprop.graph.output import run
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
 from varprop.posterior.swag import SWAG
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import MeanNetwork, Propagated, run
+from varprop.prediction.predictors import MeanNetwork, Propagated
 from varprop.prediction.temperature import TemperatureScaled
 from varprop.rules import CVP, FACTORED, RuleSet
 

@@ -35,6 +35,7 @@ from varprop.batch import Batch
 from varprop.errors import InputError
 from varprop.evaluation.evaluate import evaluate_answers
 from varprop.evaluation.methods import METHODS, Method, named
+from varprop.graph.output import run
 from varprop.moments import Moments
 from varprop.network.moment_net import MomentNet, propagate
 from varprop.posterior import Posterior
@@ -42,7 +43,7 @@ from varprop.prediction.expectations import normals
 from varprop.prediction.links import ClassLink, Softmax
 from varprop.prediction.monte_carlo import MonteCarlo
 from varprop.prediction.prediction import Prediction
-from varprop.prediction.predictors import Predictor, run
+from varprop.prediction.predictors import Predictor
 from varprop.rules import CVP
 
 STRENGTHS = (0.0, *(10 ** (0.5 * i) for i in range(-4, 9)))  # factors on a variance

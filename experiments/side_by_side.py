@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.data.examples import map_inputs
-from varprop.prediction.predictors import run
+from varprop.graph.output import run
 
 
 class SideBySide:

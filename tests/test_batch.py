@@ -26,6 +26,8 @@ def only(batches):
         ((X, Y), [X], {}),  # one batch by itself
         ([((X, MASK), Y)], [X, MASK], {}),
         ([(X, MASK, Y)], [X, MASK], {}),
+        (((X, MASK), Y), [X, MASK], {}),
+        (({"x": X, "mask": MASK}, Y), [], {"x": X, "mask": MASK}),
         ([({"x": X, "mask": MASK}, Y)], [], {"x": X, "mask": MASK}),
         ([{"x": X, "labels": Y}], [], {"x": X}),
         ({"x": X, "labels": Y}, [], {"x": X}),
@@ -42,6 +44,19 @@ def test_shapes_of_batches(batches, args, kwargs):
     assert batch.kwargs.keys() == kwargs.keys()
     assert all(torch.equal(batch.kwargs[key], kwargs[key]) for key in kwargs)
     assert torch.equal(batch.target, Y)
+
+
+@pytest.mark.parametrize("inputs", [(X, MASK), [X, MASK], namedtuple("Pair", "a b")(X, MASK)], ids=type)
+def test_inputs_of_a_call_that_takes_one(inputs):
+    """They stay together as they are; columns of their own beside the target do not become one."""
+    for data in ((inputs, Y), [(inputs, Y)]):
+        (batch,) = read(data, one=True)
+        (found,) = batch.args
+        assert type(found) is type(inputs)
+        assert all(map(torch.equal, found, inputs))
+    for data, count in (([(X, MASK, Y)], 2), ([((X,), Y)], 1)):
+        (batch,) = read(data, one=True)
+        assert list(map(type, batch.args)) == [torch.Tensor] * count
 
 
 def test_moments_are_one_input():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -67,23 +68,26 @@ register_dataclass(Batch)
 Some = TypeVar("Some", bound=Inputs)
 
 
-def read(data: Any) -> Iterator[Batch]:
-    """The batches, taken apart. One batch by itself is cut into pieces; having none is an error."""
+def read(data: Any, *, one: bool = False) -> Iterator[Batch]:
+    """The batches, taken apart. One batch by itself is cut into pieces; having none is an error.
+
+    Several inputs in a list or tuple are an argument each, unless the call takes ``one`` alone.
+    """
     found = False
-    for batch in _cut(data, SIZE, take_apart, _is_labelled):
+    for batch in _cut(data, SIZE, functools.partial(take_apart, one=one), _is_labelled):
         found = True
         yield batch
     if not found:
         raise InputError("there are no batches: the loader or list is empty, or can be read only once and was")
 
 
-def read_inputs(data: Any, size: int = SIZE) -> Iterator[Inputs]:
+def read_inputs(data: Any, size: int = SIZE, *, one: bool = False) -> Iterator[Inputs]:
     """The inputs alone: targets are left out where there are some.
 
     Data that do not come in batches, such as an array or a dict of all examples, are cut into batches of ``size``. As
     in ``read``, the last entry of a tuple is a target; a list of tensors is a list of batches.
     """
-    return _cut(data, size, take_inputs, _is_whole)
+    return _cut(data, size, functools.partial(take_inputs, one=one), _is_whole)
 
 
 def _cut(data: Any, size: int, parse: Callable[[Any], Some], is_whole: Callable[[Any], bool]) -> Iterator[Some]:
@@ -113,7 +117,7 @@ def _is_labelled(data: Any) -> bool:
     """Are these all examples at once, with their targets?"""
     if not isinstance(data, list | tuple) or len(data) < 2:
         return isinstance(data, Mapping)
-    return all(map(_is_array, data[:-1])) and (_is_array(data[-1]) or bool(_word(data[-1])))
+    return all(map(_is_input, data[:-1])) and (_is_array(data[-1]) or bool(_word(data[-1])))
 
 
 def count(data: Any) -> int | None:
@@ -122,6 +126,13 @@ def count(data: Any) -> int | None:
         return len(take_inputs(data))
     source = getattr(data, "dataset", data)  # of a data loader
     return len(source) if isinstance(source, Dataset) and hasattr(source, "__len__") else None
+
+
+def _is_input(value: Any) -> bool:
+    """An array, or several of them together."""
+    if isinstance(value, Mapping):
+        return True
+    return all(map(_is_array, value)) if isinstance(value, list | tuple) else _is_array(value)
 
 
 def _is_array(value: Any) -> bool:
@@ -166,7 +177,7 @@ def refuse_nan(batch: Batch, place: str) -> None:
                 )
 
 
-def take_apart(item: Any) -> Batch:
+def take_apart(item: Any, one: bool = False) -> Batch:
     inputs, target = _split(item)
     if target is None:
         if isinstance(item, Mapping):
@@ -186,34 +197,38 @@ def take_apart(item: Any) -> Batch:
         raise InputError(f"the target of a batch is a {type(target).__name__}, not a tensor")
     if not len(target):
         raise InputError("a batch is empty")
-    return Batch(*_call(inputs), target)
+    return Batch(*_call(inputs, one), target)
 
 
-def take_inputs(item: Any) -> Inputs:
-    found = Inputs(*_call(_split(item)[0]))
+def take_inputs(item: Any, one: bool = False) -> Inputs:
+    found = Inputs(*_call(_split(item)[0], one))
     if not len(found):
         raise InputError(f"a batch, a {type(item).__name__}, holds no examples: give tensors, or a dict of tensors")
     return found
 
 
-def _split(item: Any) -> tuple[Any, Any]:
+def _split(item: Any) -> tuple[list[Any], Any]:
     """Inputs and target, which may be missing."""
     if isinstance(item, Mapping):
         name = next((name for name in LABELS if name in item), None)
-        return {key: value for key, value in item.items() if key != name}, item[name] if name else None
-    if isinstance(item, list | tuple) and not isinstance(item, Moments):
+        return [{key: value for key, value in item.items() if key != name}], item[name] if name else None
+    if _is_several(item):
         *inputs, target = item if len(item) > 1 else (*item, None)
-        return inputs[0] if len(inputs) == 1 else tuple(inputs), target
-    return item, None
+        return inputs, target
+    return [item], None
 
 
-def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call(inputs: list[Any], one: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """As positional and keyword arguments; texts in a dict, which no model takes, are left out."""
-    if isinstance(inputs, Mapping):
-        return (), {key: _as_tensors(value) for key, value in inputs.items() if not _word(value)}
-    if isinstance(inputs, list | tuple) and not isinstance(inputs, Moments):
-        return tuple(map(_as_tensors, inputs)), {}
-    return (_as_tensors(inputs),), {}
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        return (), {key: _as_tensors(value) for key, value in inputs[0].items() if not _word(value)}
+    if len(inputs) == 1 and _is_several(inputs[0]) and not (one and len(inputs[0]) > 1):
+        inputs = [*inputs[0]]
+    return tuple(map(_as_tensors, inputs)), {}
+
+
+def _is_several(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not isinstance(value, Moments)
 
 
 def _as_tensors(value: Any) -> Any:

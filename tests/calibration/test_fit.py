@@ -1,5 +1,7 @@
 """vp.fit: from a trained network to a predictor in one line."""
 
+from collections import namedtuple
+
 import pytest
 import torch
 from torch import nn
@@ -56,16 +58,57 @@ def test_targets_that_do_not_tell(target, message):
         link_for(LOGITS, target)
 
 
-def test_outputs_that_are_no_logits():
-    with pytest.raises(InputError, match="the outputs are probabilities"):
-        link_for(torch.randn(4, 3).bfloat16().softmax(-1), torch.tensor([0, 1, 2, 1]))
-    with pytest.warns(UserWarning, match="if the model ends in a sigmoid"):
-        link_for(torch.randn(4, 3).sigmoid(), torch.tensor([[0.0, 1, 1]] * 4))
+class Shares(nn.Linear):
+    """Probabilities that are not seen to come from a softmax."""
+
+    def forward(self, x):
+        y = super().forward(x).exp()
+        return y / y.sum(-1, keepdim=True)
+
+
+ON_PROBABILITIES = {
+    "mean": lambda model, link, x, y: vp.MeanNetwork(model, link=link)(x),
+    "samples": lambda model, link, x, y: vp.MonteCarlo(model, vp.Posterior.isotropic(model), 2, link=link)(x),
+    "propagated": lambda model, link, x, y: vp.Propagated(
+        vp.propagate(model, vp.Posterior.isotropic(model)), link=link
+    )(x),
+    "temperature": lambda model, link, x, y: vp.TemperatureScaled(vp.MeanNetwork(model, link=link)).fit((x, y)),
+    "evaluate": lambda model, link, x, y: vp.evaluate(model, (x, y), progress=False),
+    "fit": lambda model, link, x, y: vp.fit(model, (x, y), progress=False, procedure=Tripled()),
+    "fit, link": lambda model, link, x, y: vp.fit(model, (x, y), link=link, progress=False, procedure=Tripled()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the best temperature is at the end")
+@pytest.mark.parametrize("use", ON_PROBABILITIES.values(), ids=ON_PROBABILITIES)
+def test_outputs_that_are_no_logits(use):
+    """Wherever they meet a link; a warning is that of the line here."""
+    torch.manual_seed(0)
+    x, y = held_out(16)
+    with pytest.raises(InputError, match=r"applies a softmax to them: let the model return .* output=torch\.log$"):
+        use(Shares(4, 3), vp.links.Softmax(), x, y)
+    text = r"all outputs are in \[0, 1\]: .* a second sigmoid to them: let the model return .* output=torch\.logit$"
+    with pytest.warns(UserWarning, match=text) as caught:
+        use(
+            nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()),
+            vp.links.Sigmoid(),
+            x,
+            nn.functional.one_hot(y, 3) * (x > 0)[:, :3],
+        )
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_outputs_that_are_logits():
+    """Also where none is negative, where they are logs of probabilities, and where one example says little."""
     x, y = held_out()
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
     right = vp.MeanNetwork(model[:1])
     found = vp.evaluate({"logs": vp.MeanNetwork(model, output=torch.log), "logits": right}, (x, y))
     assert found["logs"].metrics["nll"] == pytest.approx(found["logits"].metrics["nll"])
+    for logits in (torch.rand(20, 3), torch.tensor([[0.3, 0.7]]), torch.zeros(20, 2), torch.ones(20, 2) / 2):
+        vp.links.Softmax()(vp.Moments(logits, torch.zeros_like(logits)))
+    for logits in (3 * torch.rand(20, 3), torch.rand(5, 3), torch.zeros(20, 1), torch.ones(20)):
+        vp.links.Sigmoid()(vp.Moments(logits, torch.zeros_like(logits)))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +156,15 @@ def test_fit_is_propagate_and_calibrate():
     assert given.net.var["0.weight"].unique().item() == 0.25
 
 
+def test_a_warning_of_calibration_is_that_of_the_line_that_fits():
+    torch.manual_seed(0)
+    model, (x, _) = nn.Linear(4, 3), held_out(300)
+    for procedure, text in ((vp.Adaptive(), "not one of 300"), (vp.FixedEpochs(epochs=1), "underconfident")):
+        with pytest.warns(UserWarning, match=text) as caught:
+            vp.fit(model, (x, model(x).argmax(-1)), procedure=procedure, progress=False)
+        assert {warning.filename for warning in caught} == {__file__}
+
+
 class OneLogit(nn.Module):
     """As most binary classifiers end: [N, 1] becomes [N]."""
 
@@ -152,6 +204,33 @@ def test_a_single_logit_without_a_dimension_of_its_own(tmp_path):
     assert torch.equal(vp.scores.mutual_information(answer), vp.scores.mutual_information(expected))
     scored, apart = (vp.evaluate(each, (x, target), progress=False).metrics for each in (found, column))
     assert scored == pytest.approx(apart, rel=1e-4)
+
+
+class Sides(nn.Linear):
+    """Its inputs are one list or tuple."""
+
+    def forward(self, sides):
+        return super().forward(torch.cat(tuple(sides), -1))
+
+
+@pytest.mark.filterwarnings("ignore:the best temperature is at the end")  # labels are random
+@pytest.mark.parametrize("together", [tuple, list, lambda sides: namedtuple("Sides", "left right")(*sides)])
+def test_a_model_with_one_list_of_inputs(together):
+    torch.manual_seed(0)
+    model, x, y = Sides(4, 3), *held_out()
+    data = together(x.split(2, -1)), y
+    posterior = vp.Posterior.from_fisher(model, data, progress=False)
+    found = vp.fit(model, data, posterior, progress=False, procedure=Tripled())
+    joined = nn.Linear(4, 3)
+    joined.load_state_dict(model.state_dict())
+    expected = vp.fit(joined, (x, y), posterior, progress=False, procedure=Tripled())
+    sampled = (vp.MonteCarlo(each, posterior, 3) for each in (model, joined))
+    for each, other in ((found, expected), (model, joined), sampled):
+        metrics = vp.evaluate(each, [data], progress=False).metrics
+        assert metrics == pytest.approx(vp.evaluate(other, (x, y), progress=False).metrics, rel=1e-5)
+    torch.testing.assert_close(found.predict([data]).probs, expected.predict(x).probs)
+    scaled, plain = (vp.TemperatureScaled(vp.MeanNetwork(each)) for each in (model, joined))
+    assert scaled.fit(data).fitted.before == pytest.approx(plain.fit((x, y)).fitted.before)
 
 
 @pytest.mark.second

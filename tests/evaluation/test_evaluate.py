@@ -58,6 +58,45 @@ def test_several_labels(predictor):
     assert torch.equal(found.target, scores.argmax(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_several_labels_of_any_dtype(predictor, dtype):
+    """As with floats, in all that takes targets."""
+    model = predictor.net.lifting.model
+    sampled = vp.MonteCarlo(model, posterior_of(model, 0.05), 3, link=vp.links.Sigmoid())
+    many = vp.Propagated(predictor.net, link=vp.links.Sigmoid())
+    drawn = torch.rand(300, 3, generator=torch.Generator().manual_seed(3)) < 0.4
+    if dtype == torch.int64:
+        drawn = torch.where(X[:, :3] > -1.3, drawn.long(), -100)
+    data, floats = (X, drawn.to(dtype)), (X, drawn.float())
+    for each in (many, sampled, vp.PerLabel(many), vp.MeanNetwork(model, link=vp.links.Sigmoid())):
+        found, expected = (vp.evaluate(each, given, progress=False) for given in (data, floats))
+        assert found.metrics == expected.metrics
+        assert torch.equal(found.target, expected.target)
+        assert vp.Selective(each).fit(data, 0.8).guarantee == vp.Selective(each).fit(floats, 0.8).guarantee
+    assert vp.evaluate(model, data, progress=False).metrics == expected.metrics
+    assert vp.TemperatureScaled(many).fit(data).fitted == vp.TemperatureScaled(many).fit(floats).fitted
+
+
+def test_labels_that_are_missing(predictor):
+    """The answer is judged where it has a label, its probabilities by the labels that there are."""
+    many = vp.Propagated(predictor.net, link=vp.links.Sigmoid())
+    said = torch.randint(0, 2, (300, 3), generator=torch.Generator().manual_seed(3))
+    said[torch.rand(300, 3, generator=torch.Generator().manual_seed(4)) < 0.3] = -100
+    found, answer = vp.evaluate(many, (X, said), progress=False), many(X)
+    judged = said.gather(1, answer.label[:, None])[:, 0]
+    assert found.correctness.tolist() == judged[judged >= 0].tolist()
+    losses = [
+        nn.functional.binary_cross_entropy(p[label >= 0], label[label >= 0].float(), reduction="sum")
+        for p, label in zip(answer.probs[judged >= 0], said[judged >= 0], strict=True)
+    ]
+    torch.testing.assert_close(found.scores["nll"].float(), torch.stack(losses))
+    assert vp.Selective(many).fit((X, said), risk=0.9).guarantee.examples == len(found)
+    some = int((said >= 0).any(1).sum())
+    assert vp.TemperatureScaled(many).fit((X, said)).fitted.examples == some < 300
+    with pytest.raises(InputError, match="neither right nor wrong: leave those examples out"):
+        answer.correctness(said)
+
+
 def test_one_logit():
     torch.manual_seed(0)
     model = nn.Linear(4, 1).eval()

@@ -21,26 +21,52 @@ def test_training_mode(layer):
     model = nn.Sequential(nn.Linear(4, 4), layer).train()
     with pytest.raises(vp.errors.TrainingModeError, match=r"1 \(\w+\) is in training mode: call model.eval\(\)"):
         propagate(model)
-    model.eval()
-    net = propagate(model)
+
+
+class Functional(nn.Linear):
+    """Dropout, or the like, that is no module."""
+
+    function, always = staticmethod(nn.functional.dropout), False
+
+    def forward(self, x):
+        return self.function(super().forward(x), 0.1, training=self.training or self.always)
+
+
+def test_dropout_that_is_no_module():
+    for function in (nn.functional.dropout, nn.functional.rrelu):
+        model = Functional(4, 3)
+        model.function, model.always = function, True
+        with pytest.raises(
+            vp.errors.TrainingModeError, match=r"may draw random numbers, in eval mode too.* self.train"
+        ):
+            propagate(model.eval())(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Dropout(0.5), nn.BatchNorm1d(4), Functional(4, 4)], ids=lambda m: type(m).__name__
+)
+def test_a_model_that_goes_on_training(layer):
+    """Its network is of the model in eval mode; what runs the model itself says that it cannot."""
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 3)).eval()
+    net, same, x = propagate(model), propagate(model), torch.randn(6, 4)
+    plain = [vp.MeanNetwork(model), vp.MonteCarlo(model, posterior_of(model), 2)]
+    net(x)
     model.train()
-    with pytest.raises(vp.errors.TrainingModeError):
-        net(torch.randn(3, 4))
-
-
-@pytest.mark.parametrize("function", [nn.functional.dropout, nn.functional.rrelu], ids=lambda f: f.__name__)
-def test_dropout_that_is_no_module(function):
-    class Functional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return function(self.layer(x), 0.1, training=self.training)
-
-    net = propagate(Functional().train())
-    with pytest.raises(vp.errors.TrainingModeError, match=r"may draw random numbers.* call model.eval\(\)"):
-        net(torch.randn(3, 4))
+    model[0].eval()
+    modes = [module.training for module in model.modules()]
+    found = net(x[:1]), net(x), same(x)
+    with pytest.raises(vp.errors.InputError, match="cannot be multiplied"):
+        net(x[:, :3])
+    assert [module.training for module in model.modules()] == modes == [True, False, True, True]
+    if not isinstance(layer, Functional):
+        for each in plain:
+            with pytest.raises(
+                vp.errors.TrainingModeError, match=r"1 \(\w+\) is in training mode: call model.eval\(\)"
+            ):
+                each(x)
+    fresh = propagate(model.eval())
+    for one, rows in zip(found, (x[:1], x, x), strict=True):
+        torch.testing.assert_close(one, fresh(rows))
 
 
 class Turned(nn.Module):

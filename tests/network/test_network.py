@@ -5,6 +5,7 @@ import functools
 import sys
 import threading
 import warnings
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,6 +26,36 @@ class Twice(nn.Module):
     def forward(self, x, shift=0.0, *, double=False):
         y = self.outer(self.act(self.inner(x) + shift))
         return self.act(2 * y if double else y)
+
+
+class In(NamedTuple):
+    a: torch.Tensor
+    b: Any
+
+    def both(self):
+        return torch.cat([self.a, self.b["c"]], -1)
+
+
+class Together(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs.both() if isinstance(inputs, In) else torch.cat(inputs, -1))
+
+
+def test_a_named_tuple_reaches_the_model_as_it_is(tmp_path):
+    torch.manual_seed(0)
+    model, a, b = Together(4, 3), torch.randn(5, 2), torch.randn(5, 2)
+    net, joined = vp.propagate(model, posterior_of(model)), nn.Linear(4, 3)
+    joined.load_state_dict(model.state_dict())
+    expected = vp.propagate(joined, posterior_of(joined))(torch.cat([a, b], -1))
+    for given in (In(a, {"c": b}), In(vp.Moments(a, 0 * a), {"c": b}), (a, b), [a, b]):
+        torch.testing.assert_close(net(given), expected)
+    net.save_pretrained(tmp_path)
+    loaded = vp.MomentNet.from_pretrained(tmp_path, model)
+    assert len(net.signatures) == len(loaded.signatures) == 4
+    torch.testing.assert_close(loaded(In(a, {"c": b})), expected)
+    assert len(loaded.signatures) == 4
+    found = loaded.double()(In(a.double(), {"c": b.double()}))
+    torch.testing.assert_close(found.mean, expected.mean.double(), rtol=1e-4, atol=1e-5)
 
 
 def network(model=None, var=1e-3, **options):

@@ -95,6 +95,11 @@ def test_pixels():
     assert len(vp.evaluate(vp.Propagated(fitted), [(images, labels)], progress=False)) == 12 * 4 * 5
 
 
+def test_a_dtype_without_a_sign_has_no_such_label():
+    """156 equals -100 there."""
+    assert vp.links.Softmax().log_likelihood(torch.zeros(1, 200), torch.tensor([156], dtype=torch.uint8)).item() < 0
+
+
 def test_what_is_refused(net):
     with pytest.raises(InputError, match="no held-out example has a label"):
         vp.TemperatureScaled(vp.Propagated(net)).fit([(X, torch.full_like(Y, -100))])

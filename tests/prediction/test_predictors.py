@@ -158,6 +158,37 @@ def test_wrong_use(model, posterior):
         vp.MeanNetwork(model)(X)
 
 
+class Two(nn.Linear):
+    """What comes first is of another dtype than the weights, as it should be."""
+
+    def forward(self, shift, x):
+        return super().forward(x) + shift[:, None]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((X, Y), {}, r"takes 2 positional arguments but 3 were given\. Its forward takes \(input\)$"),
+        ((), {"input": X, "idx": Y}, r"unexpected keyword argument 'idx'\. Its forward takes \(input\)$"),
+        ((X.double(),), {}, r"Input 0 is torch.float64, the model torch.float32: does it need .to\(torch.float32\)\?$"),
+        ((X[:, :3],), {}, r"mat1 and mat2 shapes cannot be multiplied \(10x3 and 4x3\)\.$"),
+    ],
+)
+def test_inputs_that_the_model_does_not_take(args, kwargs, message):
+    """Told alike by whatever calls it, with a remedy that was seen to help."""
+    model = nn.Linear(4, 3)
+    for each in every_predictor(model, posterior_of(model, 0.03)):
+        with pytest.raises(InputError, match=rf"Linear itself fails on these inputs: .*{message}"):
+            each(*args, **kwargs)
+
+
+def test_the_input_that_needs_another_dtype():
+    model = Two(4, 3).eval()
+    for each in every_predictor(model, posterior_of(model, 0.03)):
+        with pytest.raises(InputError, match=r"Input 1 is torch.float64, the model torch.float32: does it"):
+            each(Y, X.double())
+
+
 # --- temperature -----------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from varprop.calibration.procedure import HeldOut, Request
 from varprop.calibration.shrinkage import Pass, Prior, ScaleObjective, fit
 from varprop.calibration.widths import WIDEST, Array, OutputParameter, PosteriorWidth, Widths, forward, search
 from varprop.errors import CalibrationError
+from varprop.graph.captured import outside
 from varprop.network.moment_net import MomentNet
 from varprop.network.record import Calibration
 from varprop.prediction.links import Categorical
@@ -175,7 +176,7 @@ class _Fit:
             passes=self.passes,
         )
         for warning in self._warnings(widths, chosen):
-            warnings.warn(warning, stacklevel=5)  # at the call of calibrate
+            warnings.warn(warning, stacklevel=outside())
         return self.net
 
     def _warnings(self, widths: Widths, chosen: Candidate) -> Iterator[str]:

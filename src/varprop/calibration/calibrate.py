@@ -53,9 +53,12 @@ def calibrate(
     _check(net)
     with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
         link = link or Softmax()
-        held_out = HeldOut(batches, classes=isinstance(link, ClassLink))
+        held_out = HeldOut(batches, classes=isinstance(link, ClassLink), one=net.takes_one)
         shown = held_out.first.to(net.device)
-        net.capture(*shown.args, **shown.kwargs)
+        with torch.no_grad():
+            logits = net(*shown.args, **shown.kwargs)
+        if isinstance(link, ClassLink):
+            link.refuse_squashed(logits.mean)
         new = copy.deepcopy(net)
         request = Request(link, tuple(scales), cache, None if progress else True, group)
         return procedure.fit(new, held_out, request)
@@ -97,7 +100,7 @@ def fit(
     net = propagate(model, Posterior.isotropic(model) if posterior is None else posterior, rules, output=output)
     held_out = repeatable(held_out)
     if link is None:
-        first = next(read(held_out)).to(net.device)
+        first = next(read(held_out, one=net.takes_one)).to(net.device)
         link = link_for(net(*first.args, **first.kwargs).mean, first.target)
     net = calibrate(net, held_out, link=link, scales=scales, procedure=procedure, progress=progress, group=group)
     return Propagated(net, link=link, classes=classes, processor=processor)

@@ -17,6 +17,7 @@ from varprop.batch import Batch
 from varprop.calibration.procedure import HeldOut, Request
 from varprop.calibration.stages import Prepared, StagedNet
 from varprop.errors import CalibrationError
+from varprop.graph.captured import outside
 from varprop.graph.registry import scale_path
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import ClassLink
@@ -150,13 +151,13 @@ class _Fit:
             warnings.warn(
                 f"calibration raised the NLL of the held-out data from {self.losses[0]:.4f} to {self.losses[-1]:.4f}: "
                 "try a smaller lr",
-                stacklevel=4,
+                stacklevel=outside(),
             )
         elif self.pace > STILL_MOVING and not self.warned:
             warnings.warn(
                 f"calibration ended after {self.steps} steps while scales were still moving: raise epochs or lr, "
                 "or lower batch_size",
-                stacklevel=4,
+                stacklevel=outside(),
             )
         return self.net
 
@@ -172,13 +173,13 @@ def _warn(gains: Tensor | None, loss: float, count: int, scales: int) -> bool:
             f"these predictions are underconfident: logits divided by {SHARPER} have an NLL that is {gain:.3f} lower. "
             "A variance can only make them softer, so scales may bend the means of layers instead; better fit a "
             "temperature to the network as it is: TemperatureScaled(Propagated(net)).fit(batches)",
-            stacklevel=5,
+            stacklevel=outside(),
         )
     elif count < FEW * scales:
         warnings.warn(
             f"{count} held-out examples for {scales} scales are few: the fit may follow noise. "
             "Use more data, or scales=OUTPUT_ONLY",
-            stacklevel=5,
+            stacklevel=outside(),
         )
     else:
         return False

@@ -21,14 +21,14 @@ class HeldOut:
     Of ``classes``, examples without any label are left out.
     """
 
-    def __init__(self, batches: Any, *, classes: bool = True) -> None:
-        self._batches, self._classes = repeatable(batches), classes
-        self._begun: Iterator[Batch] | None = read(self._batches)
+    def __init__(self, batches: Any, *, classes: bool = True, one: bool = False) -> None:
+        self._batches, self._classes, self._one = repeatable(batches), classes, one
+        self._begun: Iterator[Batch] | None = read(self._batches, one=one)
         self.first = next(self._begun)
 
     def __iter__(self) -> Iterator[Batch]:
         begun, self._begun = self._begun, None
-        found = read(self._batches) if begun is None else chain([self.first], begun)
+        found = read(self._batches, one=self._one) if begun is None else chain([self.first], begun)
         some = False
         for number, batch in enumerate(found, start=1):
             refuse_nan(batch, f"batch {number}")

@@ -17,7 +17,7 @@ from varprop.batch import read, repeatable
 from varprop.errors import InputError
 from varprop.prediction.links import Link
 from varprop.prediction.predictor_config import LINKS
-from varprop.prediction.predictors import device_of
+from varprop.prediction.predictors import MeanNetwork, device_of
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -123,7 +123,7 @@ def device_named(name: str) -> str:
 def batches_of(reference: str, model: nn.Module) -> Any:
     """Batches from ``module:function``, to be gone through several times; the model must be able to take the first."""
     batches = repeatable(call(reference, "data"))
-    first = next(iter(read(batches))).to(device_of(model))
+    first = next(iter(read(batches, one=MeanNetwork(model).takes_one))).to(device_of(model))
     check_inputs(model, first.args, first.kwargs)
     return batches
 

@@ -26,7 +26,7 @@ from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.predictors import UNLABELLED, MeanNetwork, Predictor, Propagated, link_for, predict_batch
 from varprop.prediction.selective import Decision
-from varprop.prediction.targets import refuse_shape
+from varprop.prediction.targets import class_scores, refuse_shape
 from varprop.sharing import shared
 
 LEVEL = 0.95
@@ -43,7 +43,8 @@ def evaluate(predictor: Any, batches: Any, *, held_out: Any = None, progress: bo
     """
     if isinstance(predictor, Predictor):
         with _bar(progress) as bar:
-            parts = shared(read(batches), lambda _, batch: _of_each(*predict_batch(predictor, batch), bar), group)
+            taken_apart = read(batches, one=predictor.takes_one)
+            parts = shared(taken_apart, lambda _, batch: _of_each(*predict_batch(predictor, batch), bar), group)
         return _evaluation(parts, held_out)
     batches = repeatable(batches)
     if not isinstance(predictor, Mapping | list | tuple):
@@ -75,17 +76,18 @@ def _bar(progress: bool) -> Any:
 
 def _of_each(prediction: Any, target: Tensor, bar: Any) -> dict[str, Tensor]:
     bar.update(len(target))
-    if not len(target):
-        return {}
-    of_each = _of_output if isinstance(prediction, Regression) else scores_of_each
-    return {name: value.cpu() for name, value in of_each(prediction, target).items()}
+    if isinstance(prediction, Regression):
+        found = _of_output(prediction, target)
+    else:
+        found = scores_of_each(*prediction.drop_unlabelled(target))
+    return {name: value.cpu() for name, value in found.items()}
 
 
 def _evaluation(parts: Iterable[dict[str, Tensor]], held_out: Evaluation | RegressionEvaluation | None) -> Any:
-    some = [part for part in parts if part]
-    if not some:
+    gathered = list(parts)
+    found = {name: torch.cat([part[name] for part in gathered]) for name in gathered[0]} if gathered else {}
+    if not len(found.get("target", ())):
         raise InputError(UNLABELLED)
-    found = {name: torch.cat([part[name] for part in some]) for name in some[0]}
     if "std" in found:
         return RegressionEvaluation(found)
     if not isinstance(held_out, Evaluation | None):
@@ -112,7 +114,7 @@ def mean_network(model: Any, batches: Any) -> MeanNetwork:
             f"{type(model).__name__}: evaluate(vp.fit(model, held_out), test)"
         )
     plain = MeanNetwork(model)
-    first = next(read(batches)).to(plain.device)
+    first = next(read(batches, one=plain.takes_one)).to(plain.device)
     with torch.no_grad():
         logits = plain.logits(*first.args, **first.kwargs).mean
     return MeanNetwork(model, link=link_for(logits, first.target))
@@ -142,11 +144,12 @@ def scores_of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, T
     correctness = prediction.correctness(target)  # first, because it says what is wrong with the target
     classes = prediction.probs.shape[-1]
     probs = prediction.probs.reshape(-1, classes)
-    scored = target.is_floating_point() and target.shape == prediction.probs.shape
-    flat = target.reshape(-1, classes) if scored else target.reshape(-1)
+    flat = target.reshape(-1)
+    if prediction.is_scored(target):
+        flat, said = (x.reshape(-1, classes) for x in class_scores(prediction.probs, target))
     if isinstance(prediction.link, Bernoulli):
-        many = flat.reshape(-1, 1) if classes == 1 else flat
-        nll, brier = bce_of_each(probs, many.to(probs.dtype)), (probs - many).square().sum(-1)
+        probs = probs * said  # of what has no label, the score is 0, too
+        nll, brier = bce_of_each(probs, flat), (probs - flat).square().sum(-1)
     else:
         nll, brier = nll_of_each(probs, flat), brier_of_each(probs, flat)
     if classes == 1:
@@ -155,7 +158,7 @@ def scores_of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, T
         "confidence": prediction.confidence.reshape(-1),
         "correctness": correctness.reshape(-1),
         "label": prediction.label.reshape(-1),
-        "target": flat.argmax(-1) if scored and classes > 1 else flat.reshape(-1),
+        "target": flat.argmax(-1) if flat.ndim > 1 and classes > 1 else flat.reshape(-1),
         "nll": nll,
         "brier": brier,
         **decided,

@@ -14,11 +14,12 @@ from torch import Tensor
 from varprop.errors import InputError
 from varprop.graph.export import watched
 from varprop.graph.interpreter import OUTPUT
+from varprop.graph.output import run
 from varprop.moments import Moments, is_random
 from varprop.network.moment_net import MomentNet
 from varprop.posterior.running import Running
 from varprop.prediction.monte_carlo import MonteCarlo
-from varprop.prediction.predictors import device_of, run
+from varprop.prediction.predictors import device_of
 
 
 @dataclass(frozen=True)

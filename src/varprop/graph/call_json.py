@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from varprop.graph.signature import Call, Structure, dtype_name, random_inputs
+from varprop.graph.signature import Call, Named, Structure, dtype_name, random_inputs
 
 MAX_BYTES = 1 << 32
 """Bytes of the inputs of a call that is written down: larger ones are not made up on loading."""
@@ -60,6 +61,8 @@ def _encode(structure: Structure) -> Any:
         return kind
     if kind in ("tuple", "list"):
         return {kind: [_encode(item) for item in structure[1]]}
+    if kind == "named":
+        return {kind: [structure[1].name, list(structure[1].fields), [_encode(item) for item in structure[2]]]}
     if kind == "dict":
         return {kind: [[_plain(key), _encode(item)] for key, item in structure[1]]}
     value = structure[2]
@@ -76,6 +79,10 @@ def _decode(value: Any) -> Structure:
     kind, content = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
     if kind in ("tuple", "list"):
         return (kind, tuple(map(_decode, content)))
+    if kind == "named":
+        name, fields, items = content
+        made: Any = collections.namedtuple(name, [*fields])  # type: ignore[misc]  # it refuses what is no name
+        return (kind, Named.of(made), tuple(map(_decode, made._make(items))))
     if kind == "dict":
         return (kind, tuple((_plain(key), _decode(item)) for key, item in content))
     if kind == "dtype":

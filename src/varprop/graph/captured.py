@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
+import traceback
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,6 +205,12 @@ def source_line(node: fx.Node) -> str:
 
 def is_internal(path: str) -> bool:
     return "/torch/" in path or path.startswith(PACKAGE)
+
+
+def outside() -> int:
+    """The level, for a warning of our own caller, of the first frame that is neither torch's nor ours."""
+    frames = enumerate(traceback.walk_stack(sys._getframe(1)), start=1)
+    return next((level for level, (frame, _) in frames if not is_internal(frame.f_code.co_filename)), 1)
 
 
 def place_of(node: fx.Node) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from varprop.errors import OutputError, RuleError, UnsupportedOpError, VarpropError
 from varprop.graph.captured import Captured, place_of
-from varprop.graph.diagnostics import capture_error, refuse_training
+from varprop.graph.diagnostics import capture_error
 from varprop.graph.export import Lifting, export, is_traced, quiet, read_values
 from varprop.graph.fold import fold
 from varprop.graph.fuse import fuse
@@ -95,7 +95,6 @@ def plan_captured(lifting: Lifting, captured: Captured, call: Call) -> Plan:
 
 def plan_call(lifting: Lifting, call: Call, *, free: bool = True) -> Plan:
     """Compile a call, with batch size and lengths free if the model allows it. Errors name who is at fault."""
-    refuse_training(lifting.model)
     try:
         with quiet():
             if free and (plan := _try_free(lifting, call)):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import textwrap
+import threading
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,9 @@ from varprop.graph.interpreter import Applied
 from varprop.graph.registry import Registries
 from varprop.graph.signature import Binder, Call
 from varprop.rules.ruleset import RuleSet, op_name
+
+one_at_a_time = threading.RLock()
+"""Torch's tracer, its settings, warnings and stderr are of the whole process, and a model has one set of modes."""
 
 
 def require_model(model: Any) -> None:
@@ -48,23 +55,40 @@ def require_model(model: Any) -> None:
 
 
 def refuse_training(model: nn.Module) -> None:
-    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    """Of a model that is called as it is, or given as trained."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.RNNBase)
     for path, module in model.named_modules():
-        if module.training and isinstance(module, kinds) and getattr(module, "p", 1) > 0:
+        if module.training and isinstance(module, kinds) and getattr(module, "p", getattr(module, "dropout", 1)) > 0:
             raise TrainingModeError(
                 f"{path or 'the model'} ({type(module).__name__}) is in training mode: call model.eval() first"
             )
+
+
+@contextlib.contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """While open, the model is in eval mode, whatever becomes of the original after a network was made of it; one
+    thread at a time, so that none takes the modes of another for the user's.
+    """
+    with one_at_a_time:
+        training = [module for module in model.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 def refuse_drawing(captured: Captured) -> None:
     for node in captured.ops():
         place = f"{node.target} at {place_of(node)}"
         if "batch_norm" in str(node.target) and "no_training" not in str(node.target):
-            raise TrainingModeError(f"{place} uses batch statistics: call model.eval() first")
+            raise TrainingModeError(f"{place} uses batch statistics, in eval mode too: it cannot be propagated")
         if _draws(node):
             raise TrainingModeError(
-                f"{place} may draw random numbers: if it is dropout, call model.eval() first; a model that draws "
-                "even so cannot be propagated"
+                f"{place} may draw random numbers, in eval mode too: if it is dropout, let it follow self.training; "
+                "a model that draws even so cannot be propagated"
             )
 
 
@@ -80,7 +104,7 @@ def refuse_writing(program: torch.export.ExportedProgram) -> None:
     if written:
         names = ", ".join(name.removeprefix("buffer.") for name in written)
         raise CaptureError(
-            f"forward writes to buffers ({names}), which a pure graph cannot do: call model.eval() or detach that part"
+            f"forward writes to buffers ({names}), in eval mode too, which a pure graph cannot do: detach that part"
         )
 
 
@@ -88,12 +112,14 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
     """What a failed capture means: the user's inputs if the model itself fails on them, else the model."""
     if isinstance(error, VarpropError | torch.OutOfMemoryError):
         return error
-    name, inputs = type(model).__name__, call.given_inputs
-    try:
-        with torch.no_grad():
-            Binder(model.forward).run(model, call.structure, inputs)
-    except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
-        return InputError(f"{name} itself fails on these inputs: {own}.{_cast_hint(model, inputs)}")
+    binder = Binder(model.forward)
+    with in_eval(model):
+        own = own_failure(
+            model, call.given_inputs, lambda function, inputs: binder.run(function, call.structure, inputs)
+        )
+    if own is not None:
+        return own
+    name = type(model).__name__
     reason = (str(error).strip().splitlines() or [""])[0]
     if " " not in reason:  # a KeyError, for one, says but the key
         reason = f"{type(error).__name__} {reason}".strip()
@@ -101,6 +127,23 @@ def capture_error(model: nn.Module, call: Call, error: Exception) -> Exception:
         f"{name} cannot be captured by torch.export{_own_line(error)}: {reason}\n"
         "Its forward depends on tensor values or leaves torch: propagate a submodule of it, or rewrite that part."
     )
+
+
+@torch.no_grad()
+def own_failure(model: nn.Module, inputs: list[Tensor], apply: Callable[[Any, list[Tensor]], Any]) -> InputError | None:
+    """How the model itself fails in ``apply(model, inputs)``, if it does, and which cast or which arguments mend it."""
+    try:
+        apply(model, inputs)
+    except Exception as own:  # noqa: BLE001 (whatever the model raises is what we report)
+        text = f"{type(model).__name__} itself fails on these inputs: {own}"
+    else:
+        return None
+    signature = inspect.signature(model.forward)
+    try:
+        apply(signature.bind, inputs)
+    except TypeError:
+        return InputError(f"{text}. Its forward takes ({', '.join(signature.parameters)})")
+    return InputError(f"{text}.{_cast_hint(model, inputs, apply)}")
 
 
 def _own_line(error: Exception) -> str:
@@ -111,11 +154,17 @@ def _own_line(error: Exception) -> str:
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
-def _cast_hint(model: nn.Module, inputs: list[Tensor]) -> str:
+def _cast_hint(model: nn.Module, inputs: list[Tensor], apply: Callable[[Any, list[Tensor]], Any]) -> str:
+    """Of one input, or else of all, if the model then runs."""
     wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    for index, x in enumerate(inputs):
-        if x.dtype != wanted:
-            return f" Input {index} is {x.dtype}, the model {wanted}: does it need .to({wanted})?"
+    others = [index for index, x in enumerate(inputs) if x.dtype != wanted and not x.is_complex()]
+    for chosen in (*([index] for index in others), others):
+        try:
+            apply(model, [x.to(wanted) if index in chosen else x for index, x in enumerate(inputs)])
+        except Exception:  # noqa: BLE001
+            continue
+        listed = " and ".join(f"{index} is {inputs[index].dtype}" for index in chosen)
+        return f" Input {listed}, the model {wanted}: does it need .to({wanted})?"
     return ""
 
 

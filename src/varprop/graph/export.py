@@ -23,7 +23,7 @@ from varprop.errors import CaptureError
 from varprop.graph.annotations import annotate, read_annotations
 from varprop.graph.canonicalize import name_instance_norms
 from varprop.graph.captured import Captured, keep_constant, numbered, size_ranges, strip_assertions
-from varprop.graph.diagnostics import refuse_drawing, refuse_writing, require_rules
+from varprop.graph.diagnostics import in_eval, one_at_a_time, refuse_drawing, refuse_writing, require_rules
 from varprop.graph.interpreter import Applied
 from varprop.graph.output import Output, select_output
 from varprop.graph.registry import Registries, Registry
@@ -48,8 +48,6 @@ LOGGERS = (
     "torch._subclasses.fake_tensor",
 )
 
-_one_at_a_time = threading.RLock()  # torch's tracer, its settings, warnings and stderr are of the whole process
-
 
 @dataclass(frozen=True)
 class Lifting:
@@ -64,7 +62,7 @@ class Lifting:
 
 
 class Model(nn.Module):
-    """The model called with the tensors of a network in place of its own, returning one tensor.
+    """The model in eval mode, called with the tensors of a network in place of its own, returning one tensor.
 
     Its registries are copies that hold the same tensors: while torch exports a module, fake tensors lie in it, which
     calls of the network in other threads must not meet.
@@ -84,7 +82,7 @@ class Model(nn.Module):
         def run(*args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(self.model, tensors, args, kwargs)
 
-        with self.mode:
+        with self.mode, in_eval(self.model):
             return select_output(self.binder.run(run, self.structure, inputs), self.output)
 
 
@@ -193,7 +191,7 @@ def quiet() -> Iterator[None]:
     zeros for them, where the plain path returns what nobody should read.
     """
     with (
-        _one_at_a_time,
+        one_at_a_time,
         contextlib.ExitStack() as after,
         _without_logs(),
         warnings.catch_warnings(action="ignore"),

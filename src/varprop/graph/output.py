@@ -1,15 +1,41 @@
-"""Which tensor of a model's return value is propagated to."""
+"""A plain call of a model, and which tensor of its return value is propagated to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from varprop.errors import OutputError
+from varprop.errors import OutputError, VarpropError
+from varprop.graph.diagnostics import own_failure
 
 Output = str | int | Callable[[Any], Tensor] | None
+
+
+def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:
+    """The logits of the model with these weights in the place of its own, which stay as they are whatever happens.
+
+    Inputs on which the model itself fails are an ``InputError``.
+    """
+    try:
+        result = torch.func.functional_call(model, weights, args, kwargs) if weights else model(*args, **kwargs)
+    except Exception as error:
+        leaves, structure = tree_flatten((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+
+        def apply(function: Any, inputs: list[Tensor]) -> Any:
+            rest = iter(inputs)
+            given, named = tree_unflatten([next(rest) if isinstance(x, Tensor) else x for x in leaves], structure)
+            return function(*given, **named)
+
+        own = None if isinstance(error, VarpropError | torch.OutOfMemoryError) else own_failure(model, tensors, apply)
+        if own is None:
+            raise
+        raise own from error
+    return select_output(result, output)
 
 
 def select_output(result: Any, output: Output) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from varprop.moments import Moments
 Structure = tuple[Any, ...]
 Size = int | str  # a fixed size, or the name of a symbol that binds to any size in its range
 
+BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -57,14 +58,33 @@ class Call:
         return Call(self.structure, [torch.empty_like(leaf, device="meta") for leaf in self.leaves])
 
 
+@dataclass(frozen=True)
+class Named:
+    """A kind of named tuple, told by what it is called: of one that was read from a file, no more is known."""
+
+    name: str
+    fields: tuple[str, ...]
+    kind: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, kind: Any) -> Named:
+        return cls(kind.__name__, kind._fields, kind)
+
+
+def takes_one(forward: Callable[..., Any]) -> bool:
+    """Does it take a single argument by position, which several inputs can only be together?"""
+    parameters = inspect.signature(forward).parameters.values()
+    placed = [p for p in parameters if p.kind in (*BY_POSITION, inspect.Parameter.VAR_POSITIONAL)]
+    return len(placed) == 1 and placed[0].kind in BY_POSITION and placed[0].default is inspect.Parameter.empty
+
+
 class Binder:
     """Brings the arguments of ``forward`` to one form: ``f(x, y)`` and ``f(y=y, x=x)`` are one call."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         parameters = inspect.signature(forward).parameters.values()
         self.order = {p.name: place for place, p in enumerate(parameters)}
-        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self.names = [p.name for p in parameters if p.kind in by_position]
+        self.names = [p.name for p in parameters if p.kind in BY_POSITION]
         self.optional = [p.name for p in parameters if p.default is None]
         self.positional_only = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]
 
@@ -100,13 +120,13 @@ def flatten(value: Any, leaves: list[Tensor], where: str = "") -> Structure:
         leaves.append(value)
         return ("tensor",)
     if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return (kind, tuple(flatten(item, leaves, f"{where}[{i}]") for i, item in enumerate(value)))
+        items = tuple(flatten(item, leaves, f"{where}[{i}]") for i, item in enumerate(value))
+        if hasattr(value, "_fields"):
+            return ("named", Named.of(type(value)), items)
+        return ("list" if isinstance(value, list) else "tuple", items)
     if isinstance(value, Mapping):
-        items = tuple(
-            (key, flatten(item, leaves, f"{where}.{key}" if where else str(key))) for key, item in value.items()
-        )
-        return ("dict", items)
+        pairs = ((key, flatten(item, leaves, f"{where}.{key}" if where else str(key))) for key, item in value.items())
+        return ("dict", tuple(pairs))
     if isinstance(value, CONSTANTS):
         return ("constant", type(value), value)
     raise InputError(
@@ -120,8 +140,10 @@ def unflatten(structure: Structure, inputs: Iterator[Any]) -> Any:
     kind = structure[0]
     if kind in ("tensor", "moments"):
         return next(inputs)
-    if kind in ("list", "tuple"):
-        items = [unflatten(item, inputs) for item in structure[1]]
+    if kind in ("list", "tuple", "named"):
+        items = [unflatten(item, inputs) for item in structure[-1]]
+        if kind == "named":
+            return structure[1].kind._make(items)
         return items if kind == "list" else tuple(items)
     if kind == "dict":
         return {key: unflatten(item, inputs) for key, item in structure[1]}
@@ -135,7 +157,7 @@ def random_inputs(structure: Structure) -> list[bool]:
         return [kind == "moments"]
     if kind == "constant":
         return []
-    items = [item[1] for item in structure[1]] if kind == "dict" else structure[1]
+    items = [item[1] for item in structure[1]] if kind == "dict" else structure[-1]
     return [flag for item in items for flag in random_inputs(item)]
 
 
@@ -192,7 +214,7 @@ def _less_numbers(structure: Structure) -> Structure:
         return structure[:2] if structure[1] in (int, float) else structure
     if structure[0] == "dict":
         return ("dict", *((key, _less_numbers(item)) for key, item in structure[1]))
-    return (structure[0], *(_less_numbers(item) for items in structure[1:] for item in items))
+    return structure if len(structure) == 1 else (*structure[:-1], tuple(map(_less_numbers, structure[-1])))
 
 
 # --- sizes that may stay free --------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -31,7 +32,7 @@ from varprop.graph.export import Lifting, is_traced, quiet
 from varprop.graph.interpreter import Interpreter
 from varprop.graph.output import Output
 from varprop.graph.registry import REGISTRY_NAMES, Registries, scale_path
-from varprop.graph.signature import Binder, Call, Size
+from varprop.graph.signature import Binder, Call, Size, takes_one
 from varprop.moments import Moments, is_random, moments_of, multiplied_out
 from varprop.network import saving
 from varprop.network.record import Calibration, Trace
@@ -217,6 +218,11 @@ class MomentNet(Registries):
         names = [name for name, part in signature.structure[1][1][1] if part[0] == "tensor"]
         return list(zip(names, signature.dtypes, signature.sizes, strict=False))
 
+    @property
+    def takes_one(self) -> bool:
+        """Does the model take a single argument?"""
+        return takes_one(self._model[0].forward)
+
     # --- saving --------------------------------------------------------------------------------------
 
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
@@ -268,7 +274,8 @@ class MomentNet(Registries):
         self.clear()
         for call in calls:
             leaves = [leaf.to(self.dtype) if leaf.dtype == old_dtype else leaf for leaf in call.leaves]
-            self.add_outline(Call(call.structure, leaves))
+            with contextlib.suppress(InputError):  # it needs a type of the caller's own, and waits for the next call
+                self.add_outline(Call(call.structure, leaves))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise NetworkFileError("a network is not pickled: keep it with save_pretrained(folder), copy it with deepcopy")

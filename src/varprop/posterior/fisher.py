@@ -16,7 +16,8 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.batch import Batch, read
 from varprop.errors import CurvatureError, InputError
 from varprop.graph.diagnostics import refuse_training
-from varprop.graph.output import Output, select_output
+from varprop.graph.output import Output, run, select_output
+from varprop.graph.signature import takes_one
 from varprop.moments import Moments
 from varprop.posterior.binding import Tensors
 from varprop.posterior.diagonal import check_positive, from_curvature, trainable
@@ -50,10 +51,10 @@ def moments(
     generator = torch.Generator().manual_seed(seed)
     squares = _Squares(model, parameters, output)
     with tqdm(desc="fisher", unit=" examples", disable=None if progress else True, leave=False) as bar:
-        for number, batch in enumerate(read(batches)):
+        for number, batch in enumerate(read(batches, one=takes_one(model.forward))):
             there = batch.to(squares.device)
             with torch.no_grad():
-                outputs = select_output(model(*there.args, **there.kwargs), output)
+                outputs = run(model, {}, there.args, there.kwargs, output)
                 scores = _scores(likelihood, _checked(outputs, batch, number), generator)
             squares.add(there, scores)
             bar.update(len(batch))

@@ -8,8 +8,9 @@ whose label is −100 is 0.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from varprop.errors import InputError, OutputError
+from varprop.graph.captured import outside
 from varprop.moments import Moments
 from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
@@ -27,6 +29,12 @@ from varprop.prediction.expectations import MOST_SAMPLES, log_mean_sigmoid, mean
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, of_labelled, refuse_shape
 from varprop.rules.quadrature import integrate
+
+SUMS_TO_ONE = 1e-2
+"""How far the sum of probabilities may be from 1: as in bfloat16."""
+BEYOND_CHANCE = 16
+"""From so many outputs on, it tells something that none of them lies outside [0, 1]."""
+REMEDY = "let the model return its logits, or give MeanNetwork and MonteCarlo output=torch."
 
 _Logits = TypeVar("_Logits", Tensor, Moments)
 
@@ -66,19 +74,33 @@ class ClassLink(Link):
     def expected_entropy(self, logits: Moments) -> Tensor:
         """The entropy of each network, on average: the uncertainty that would be left if the weights were known."""
 
+    @abstractmethod
+    def refuse_probabilities(self, outputs: Tensor) -> None:
+        """What to say of outputs that all lie in [0, 1]."""
+
+    def refuse_squashed(self, outputs: Tensor) -> None:
+        """Outputs that have been through such a link already are no logits; few may lie in [0, 1] by chance."""
+        low, high = outputs.detach().aminmax()
+        if outputs.numel() >= BEYOND_CHANCE and 0 <= float(low) < float(high) <= 1:
+            self.refuse_probabilities(outputs)
+
     def by_class(self, logits: _Logits) -> _Logits:
         """With the classes along the last dimension."""
         return logits
 
+    def accepted(self, logits: Moments) -> Moments:
+        """Checked."""
+        return checked(logits, self.refuse_squashed)
+
     def __call__(self, logits: Moments) -> Prediction:
         logits = self.by_class(widened(logits))
         probs = self.probs(logits)  # before a look at the numbers, for which a GPU would have to be waited for
-        return Prediction(probs, checked(logits), self)
+        return Prediction(probs, self.accepted(logits), self)
 
     def average(self, draws: Iterable[Tensor]) -> Prediction:
         seen = Running()
         for draw in draws:
-            logits = checked(self.by_class(widened(Moments(draw, torch.zeros_like(draw))))).mean
+            logits = self.accepted(self.by_class(widened(Moments(draw, torch.zeros_like(draw))))).mean
             seen.add({"logits": logits, "probs": self.squash(logits)})
         return Prediction(seen.mean()["probs"], _moments(seen), self)
 
@@ -95,6 +117,11 @@ class Categorical(ClassLink):
 
     def squash(self, logits: Tensor) -> Tensor:
         return at_least_two(logits).softmax(-1)
+
+    def refuse_probabilities(self, outputs: Tensor) -> None:
+        """A softmax of probabilities is flat, whatever they are."""
+        if bool(((outputs.sum(-1) - 1).abs() < SUMS_TO_ONE).all()):
+            raise InputError(f"the outputs are probabilities, and the link applies a softmax to them: {REMEDY}log")
 
     @of_labelled
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -169,6 +196,11 @@ class Bernoulli(ClassLink):
 
     def squash(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
+
+    def refuse_probabilities(self, outputs: Tensor) -> None:
+        """A warning, because logits may lie there too."""
+        text = "all outputs are in [0, 1]: if they are probabilities, the link applies a second sigmoid to them"
+        warnings.warn(f"{text}: {REMEDY}logit", stacklevel=outside())
 
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = self.by_class(logits)
@@ -257,10 +289,18 @@ def widened(logits: Moments) -> Moments:
     return Moments(*(x.float() if torch.finfo(x.dtype).bits < 32 else x for x in logits))
 
 
-def checked(logits: Moments) -> Moments:
-    """In float32 at least, and refused if there are no probabilities to be had from it."""
+def checked(logits: Moments, refuse_squashed: Callable[[Tensor], None] | None = None) -> Moments:
+    """In float32 at least, and refused if there are no probabilities to be had from it.
+
+    One look tells whether all is finite, and whether ``refuse_squashed`` has to look again.
+    """
     mean, var = widened(logits)
-    if not torch.compiler.is_compiling() and not bool((mean.isfinite() & var.isfinite()).all()):
+    if torch.compiler.is_compiling() or not mean.numel():
+        return Moments(mean, var)
+    low, high, *ends = torch.stack([x for part in (mean, var) for x in part.detach().aminmax()]).tolist()
+    if refuse_squashed and 0 <= low <= high <= 1:
+        refuse_squashed(mean)
+    if not all(map(math.isfinite, (low, high, *ends))):
         rows = (~(mean.isfinite() & var.isfinite())).reshape(len(mean), -1).any(1) if mean.ndim else mean
         raise OutputError(f"the logits of {int(rows.sum())} of {len(mean)} examples are not finite (NaN or inf)")
     return Moments(mean, var)

@@ -13,11 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from varprop.errors import InputError
 from varprop.graph.diagnostics import refuse_training
-from varprop.graph.output import Output, select_output
+from varprop.graph.output import Output, run
+from varprop.graph.signature import takes_one
 from varprop.network.moment_net import MomentNet
 from varprop.posterior import Posterior
 from varprop.prediction.links import Link, Softmax
-from varprop.prediction.predictors import Predictor, class_names, device_of, run
+from varprop.prediction.predictors import Predictor, class_names, device_of
 from varprop.rules import CVP
 
 
@@ -44,7 +45,7 @@ class MonteCarlo(Predictor):
             raise InputError(f"samples={samples}, at_once={at_once}: both must be at least 1")
         refuse_training(model)
         self.model, self.samples, self.link = model, samples, link or Softmax()
-        self.classes = class_names(model)
+        self.classes, self.takes_one = class_names(model), takes_one(model.forward)
         self.posterior = Posterior(posterior.resolve(model))
         self.seed, self.at_once, self.output = seed, at_once, output
 
@@ -70,6 +71,7 @@ class MonteCarlo(Predictor):
 
     def draws(self, *args: Any, **kwargs: Any) -> Iterator[Tensor]:
         """The logits of each network."""
+        refuse_training(self.model)
         weights, places = self.weights(in_place=self.at_once == 1), places_of(self.model)
         while group := list(itertools.islice(weights, self.at_once)):
             if len(group) > 1:
@@ -78,7 +80,7 @@ class MonteCarlo(Predictor):
                 yield run(self.model, group[0], args, kwargs, self.output)
             else:
                 with exchanged(places, group[0]):
-                    logits = select_output(self.model(*args, **kwargs), self.output)
+                    logits = run(self.model, {}, args, kwargs, self.output)
                 yield logits
 
     def _together(self, group: list[dict[str, Tensor]], args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -20,7 +20,7 @@ from torch.utils._pytree import keystr, register_dataclass, tree_flatten_with_pa
 from varprop.errors import InputError
 from varprop.moments import Moments
 from varprop.posterior.file import save_tensors
-from varprop.prediction.targets import labelled, refuse_unlabelled
+from varprop.prediction.targets import IGNORED, class_scores, labelled
 
 if TYPE_CHECKING:
     from varprop.prediction.links import ClassLink
@@ -50,13 +50,13 @@ class BatchOutput(ABC):
         return tree_map_only(Tensor, lambda x: x[rows], self, is_leaf=_is_names)
 
     def drop_unlabelled(self, target: Tensor) -> tuple[Self, Tensor]:
-        """Without what has no label (−100): tokens, pixels, examples or single labels of many."""
-        chosen = labelled(target)
-        if chosen.shape == (*self._positions, 1):
-            chosen = chosen[..., 0]
-        if chosen.shape != self._positions or bool(chosen.all()):
-            return self, target
-        return self[chosen], target[chosen]
+        """Without what has no label (−100) that tells whether it is right."""
+        chosen = self.judged(target)
+        return (self, target) if bool(chosen.all()) else (self[chosen], target[chosen])
+
+    def judged(self, target: Tensor) -> Tensor:
+        """Whether each position has a label that tells."""
+        raise NotImplementedError
 
     def to(self, device: torch.device | str) -> Self:
         return tree_map_only(Tensor, lambda x: x.to(device), self, is_leaf=_is_names)
@@ -184,23 +184,34 @@ class Prediction(BatchOutput):
 
     def correctness(self, target: Tensor) -> Tensor:
         """How right the labels are, in [0, 1]: 0 or 1 for class indices; for a score per class, the label's score."""
-        label, single = self.label, self.probs.shape[-1] == 1
-        if single and target.shape == self.probs.shape:
-            target = target[..., 0]
-        if not target.is_floating_point():
-            if target.shape != label.shape:
-                expected = f"{list(label.shape)}, or floats of {list(self.probs.shape)} (a score per class)"
-                raise InputError(f"labels of shape {list(target.shape)}, where class indices would be {expected}")
-            refuse_unlabelled(target)
-            return (label == target).to(self.probs.dtype)
-        if target.shape != (label.shape if single else self.probs.shape):
+        if not bool(self.judged(target).all()):
+            raise InputError(f"{IGNORED} marks what has no label, neither right nor wrong: leave those examples out")
+        if not self.is_scored(target):
+            return (self.label == target).to(self.probs.dtype)
+        scores, _ = class_scores(self.probs, target)
+        return self._of_label(scores, 1 - scores)
+
+    def judged(self, target: Tensor) -> Tensor:
+        if self.is_scored(target):
+            said = labelled(target).view(self.probs.shape)
+            return self._of_label(said, said)
+        if target.shape != self._positions or target.is_floating_point():
             raise InputError(
-                f"scores of shape {list(target.shape)} for probabilities {list(self.probs.shape)}: class indices are "
-                "integers, and numbers that were measured need a regression, link=vp.links.Gaussian()"
+                f"targets of shape {list(target.shape)} ({target.dtype}) for probabilities {list(self.probs.shape)}: "
+                f"class indices are integers of {list(self._positions)}, scores of every class have the shape of the "
+                "probabilities, and numbers that were measured need a regression, link=vp.links.Gaussian()"
             )
-        if single:
-            return torch.where(label == 1, target, 1 - target)
-        return target.gather(-1, label.unsqueeze(-1)).squeeze(-1)
+        return labelled(target)
+
+    def is_scored(self, target: Tensor) -> bool:
+        """Is it a score for each class, and not the index of one?"""
+        return target.shape in (self.probs.shape, self.probs.squeeze(-1).shape)
+
+    def _of_label(self, scores: Tensor, against: Tensor) -> Tensor:
+        """The score of each label; of a single class ``against`` it where the label is 0."""
+        if self.probs.shape[-1] == 1:
+            return torch.where(self.label == 1, scores[..., 0], against[..., 0])
+        return scores.gather(-1, self.label.unsqueeze(-1)).squeeze(-1)
 
 
 def normal_reach(level: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from varprop.batch import SIZE, Batch, count, read, read_inputs
 from varprop.errors import InputError, NetworkFileError
 from varprop.graph.diagnostics import refuse_training
-from varprop.graph.output import Output, select_output
+from varprop.graph.output import Output, run
+from varprop.graph.signature import takes_one
 from varprop.moments import Moments
 from varprop.network import saving
 from varprop.network.moment_net import MomentNet
@@ -27,7 +27,7 @@ from varprop.prediction.card import write_card
 from varprop.prediction.links import ClassLink, Gaussian, Link, Sigmoid, Softmax
 from varprop.prediction.prediction import Prediction, Regression, concatenate
 from varprop.prediction.predictor_config import describe_link, processor_name
-from varprop.prediction.targets import labelled, refuse_mismatch, refuse_probabilities, refuse_shape
+from varprop.prediction.targets import labelled, refuse_mismatch, refuse_shape
 from varprop.rules import CVP
 
 UNLABELLED = "no example has a label: all are -100"
@@ -42,6 +42,8 @@ class Predictor(ABC):
     link: Link
     classes: tuple[str, ...] | None = None
     processor: Any = None
+    takes_one: bool = False
+    """Are several inputs, in a list or a tuple, its only argument?"""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +65,7 @@ class Predictor(ABC):
             data = self._tokenized(data, batch_size)
         parts, silent = [], None if progress else True
         with tqdm(desc="predict", unit=" examples", total=count(data), disable=silent, leave=False) as bar:
-            for inputs in read_inputs(data, batch_size):
+            for inputs in read_inputs(data, batch_size, one=self.takes_one):
                 placed = inputs.to(self.device)
                 parts.append(self(*placed.args, **placed.kwargs).to("cpu"))
                 bar.update(len(inputs))
@@ -121,6 +123,7 @@ class Wrapper(Predictor):
     def __init__(self, predictor: Any) -> None:
         self.predictor, self.link = predictor, predictor.link
         self.classes, self.processor = predictor.classes, predictor.processor
+        self.takes_one = predictor.takes_one
 
     @property
     def device(self) -> torch.device:
@@ -164,7 +167,7 @@ class MeanNetwork(GaussianPredictor):
     ) -> None:
         refuse_training(model)
         self.model, self.link, self.output = model, link or Softmax(), output
-        self.classes = class_names(model)
+        self.classes, self.takes_one = class_names(model), takes_one(model.forward)
         self._weights = {} if posterior is None else {name: m.mean for name, m in posterior.resolve(model).items()}
 
     @property
@@ -172,6 +175,7 @@ class MeanNetwork(GaussianPredictor):
         return device_of(self.model)
 
     def logits(self, *args: Any, **kwargs: Any) -> Moments:
+        refuse_training(self.model)
         mean = run(self.model, self._weights, args, kwargs, self.output)
         return Moments(mean, torch.zeros_like(mean))
 
@@ -213,6 +217,7 @@ class Propagated(GaussianPredictor):
                 "vp.propagate(model, posterior) makes one"
             )
         self.net, self.link, self.processor = net, link or Softmax(), processor
+        self.takes_one = net.takes_one
         self.classes = class_names(net.lifting.model) if classes is None else tuple(classes)
         if self.link == Gaussian() and net.calibration is not None:
             self.link = Gaussian(net.calibration.noise_std)
@@ -245,7 +250,6 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
     if logits.ndim == 1:  # a single output that has dropped its dimension
         logits = logits.unsqueeze(-1)
     if not target.is_floating_point() and target.shape == logits.shape[:-1] and logits.shape[-1] > 1:
-        refuse_probabilities(logits)
         return Softmax()
     single = logits.shape[-1:] == (1,) and target.shape == logits.shape[:-1]
     binary = bool(((target == 0) | (target == 1) | ~labelled(target)).all())
@@ -254,12 +258,6 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
             raise InputError(
                 "each row of the targets holds a single 1: give class indices, targets.argmax(-1), if every example "
                 "has one label, and link=vp.links.Sigmoid() if it may have several"
-            )
-        if 0 <= float(logits.min()) < float(logits.max()) <= 1:
-            warnings.warn(
-                "all outputs are in [0, 1]: if the model ends in a sigmoid, let it return its logits, because the link "
-                "applies a sigmoid to what it returns",
-                stacklevel=4,
             )
         return Sigmoid()
     if target.is_floating_point():
@@ -272,29 +270,15 @@ def link_for(logits: Tensor, target: Tensor) -> Link:
 
 
 def predict_batches(predictor: Predictor, batches: Any) -> Iterator[tuple[Any, Tensor]]:
-    """The prediction for each batch, with its target, on the predictor's device; what has no label is left out."""
-    some = False
-    for batch in read(batches):
-        prediction, target = predict_batch(predictor, batch)
-        if len(target):
-            some = True
-            yield prediction, target
-    if not some:
-        raise InputError(UNLABELLED)
+    """The prediction for each batch, with its target, on the predictor's device."""
+    for batch in read(batches, one=predictor.takes_one):
+        yield predict_batch(predictor, batch)
 
 
 def predict_batch(predictor: Predictor, batch: Batch) -> tuple[Any, Tensor]:
     """The prediction for one batch, with its target, in the same way."""
     batch = batch.to(predictor.device)
-    prediction = predictor(*batch.args, **batch.kwargs)
-    if isinstance(prediction, Regression):
-        return prediction, batch.target
-    return prediction.drop_unlabelled(batch.target)
-
-
-def run(model: nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any, output: Output) -> Tensor:
-    """The logits of the model with these weights in the place of its own, which stay as they are whatever happens."""
-    return select_output(torch.func.functional_call(model, weights, args, kwargs), output)
+    return predictor(*batch.args, **batch.kwargs), batch.target
 
 
 def device_of(model: nn.Module) -> torch.device:

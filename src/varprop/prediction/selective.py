@@ -15,7 +15,7 @@ from torch.utils._pytree import register_dataclass
 from varprop.errors import GuaranteeError, InputError
 from varprop.prediction.guarantee import Guarantee, guarantee
 from varprop.prediction.prediction import BatchOutput, Prediction
-from varprop.prediction.predictors import Predictor, Wrapper, predict_batches
+from varprop.prediction.predictors import UNLABELLED, Predictor, Wrapper, predict_batches
 
 ABSTAIN = -1
 """The label of an example that is not answered."""
@@ -58,6 +58,9 @@ class Decision(BatchOutput):
     def columns(self) -> dict[str, Any]:
         label = self.prediction.label_column(self.label)
         return self.prediction.columns() | {"label": label, "answered": self.answered.flatten().cpu().numpy()}
+
+    def judged(self, target: Tensor) -> Tensor:
+        return self.prediction.judged(target)
 
     @property
     def _positions(self) -> tuple[int, ...]:
@@ -104,8 +107,11 @@ class Selective(Wrapper):
         for prediction, target in predict_batches(self.predictor, batches):
             if not isinstance(prediction, Prediction):
                 raise InputError("a guarantee needs answers that are right or wrong: regression has no such risk")
+            prediction, target = prediction.drop_unlabelled(target)
             scores.append(self.score(prediction).flatten())
             correctness.append(prediction.correctness(target).flatten())
+        if not sum(map(len, scores)):
+            raise InputError(UNLABELLED)
         found = guarantee(torch.cat(scores), torch.cat(correctness), risk, level=confidence)
         return Selective(self.predictor, score=self.score, guarantee=found)
 

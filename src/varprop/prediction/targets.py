@@ -15,13 +15,10 @@ from varprop.moments import Moments
 IGNORED = -100
 """The label of what has none, such as padding or a pixel nobody annotated; as in torch's cross-entropy."""
 
-SUMS_TO_ONE = 1e-2
-"""How far the sum of probabilities may be from 1: as in bfloat16."""
-
 
 def labelled(target: Tensor) -> Tensor:
-    """Which entries have a label."""
-    return target != IGNORED
+    """Which entries have a label. Where there is no sign, 156 is a label, though it equals −100 there."""
+    return (target >= 0) | (target != IGNORED)
 
 
 def mean_of_each(losses: Tensor, target: Tensor) -> Tensor:
@@ -90,15 +87,6 @@ def refuse_mismatch(outputs: Tensor, target: Tensor) -> None:
         raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(outputs.shape)}{hint}")
 
 
-def refuse_probabilities(outputs: Tensor) -> None:
-    """A softmax of probabilities is flat, whatever they are."""
-    if bool((outputs >= 0).all()) and bool(((outputs.sum(-1) - 1).abs() < SUMS_TO_ONE).all()):
-        raise InputError(
-            "the outputs are probabilities, and the link applies a softmax to them: let the model return its logits, "
-            "or give vp.MeanNetwork(model, output=torch.log)"
-        )
-
-
 def refuse_shape(outputs: Tensor, target: Tensor) -> None:
     """A regression has a number for every output."""
     if target.shape == outputs.shape:
@@ -108,12 +96,6 @@ def refuse_shape(outputs: Tensor, target: Tensor) -> None:
         single = outputs.shape[-1] == 1
         hint = ": give targets.unsqueeze(-1)" if single else ". Class indices need link=vp.links.Softmax()"
     raise InputError(f"targets of shape {list(target.shape)} for outputs of shape {list(outputs.shape)}{hint}")
-
-
-def refuse_unlabelled(target: Tensor) -> None:
-    """An example without a label is neither right nor wrong."""
-    if target.numel() and (low := int(target.min())) < 0:
-        raise InputError(f"labels from {low} on: {IGNORED} marks what has no label; leave those examples out")
 
 
 def class_scores(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

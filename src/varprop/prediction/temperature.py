@@ -16,6 +16,7 @@ from torch import Tensor
 
 from varprop.batch import read
 from varprop.errors import InputError
+from varprop.graph.captured import outside
 from varprop.metrics import gaussian_nll, rmse
 from varprop.moments import Moments
 from varprop.prediction.links import ClassLink, Gaussian
@@ -39,6 +40,8 @@ class Fit:
 
 class TemperatureScaled(Wrapper, GaussianPredictor):
     """Another predictor with its logits divided by ``temperature``. ``fit`` returns one with the best temperature."""
+
+    link: ClassLink
 
     def __init__(self, predictor: Any, temperature: float = 1.0, *, fitted: Fit | None = None) -> None:
         wanted = "TemperatureScaled(MeanNetwork(model)), or a Propagated of classes"
@@ -73,11 +76,12 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
         The search covers temperatures from 0.01 to 100. One that does not lower the NLL is not taken.
         """
         kept = []
-        for batch in read(batches):
+        for batch in read(batches, one=self.takes_one):
             batch = batch.to(self.device)
             logits = self.predictor.logits(*batch.args, **batch.kwargs)
+            self.link.accepted(self.link.by_class(logits))
             kept.append((Moments(*(x.double() for x in logits)), batch.target))
-        count = sum(_labels(logits, target) for logits, target in kept)
+        count = sum(_labels(self.predictor.loss(logits, target), target) for logits, target in kept)
         if not count:
             raise InputError("no held-out example has a label: all are -100")
 
@@ -95,7 +99,7 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
             warnings.warn(
                 f"the best temperature is at the end of the range searched, {temperature:.3g}: "
                 "the held-out labels are all right, or as good as random",
-                stacklevel=2,
+                stacklevel=outside(),
             )
         _log.info("temperature %.4f: NLL %.4f -> %.4f on %d examples", temperature, before, after, count)
         return TemperatureScaled(self.predictor, temperature, fitted=Fit(before, after, count))
@@ -104,10 +108,9 @@ class TemperatureScaled(Wrapper, GaussianPredictor):
         return f"TemperatureScaled({self.predictor}, temperature={self.temperature:.4g})"
 
 
-def _labels(logits: Moments, target: Tensor) -> int:
+def _labels(losses: Tensor, target: Tensor) -> int:
     """How many losses there are: one for each class index that is given, or for each set of labels."""
-    positions = logits.shape[:-1]
-    return int(labelled(target).sum()) if target.shape == positions else positions.numel()
+    return int(labelled(target).reshape(*losses.shape, -1).any(-1).sum())
 
 
 def with_noise(predictor: _Predictor, batches: Any) -> _Predictor:
