@@ -107,7 +107,8 @@ def test_outputs_that_are_logits():
     assert found["logs"].metrics["nll"] == pytest.approx(found["logits"].metrics["nll"])
     for logits in (torch.rand(20, 3), torch.tensor([[0.3, 0.7]]), torch.zeros(20, 2), torch.ones(20, 2) / 2):
         vp.links.Softmax()(vp.Moments(logits, torch.zeros_like(logits)))
-    for logits in (3 * torch.rand(20, 3), torch.rand(5, 3), torch.zeros(20, 1), torch.ones(20)):
+    untrained = 0.1 * torch.rand(20, 3)
+    for logits in (3 * torch.rand(20, 3), torch.rand(5, 3), untrained, torch.zeros(20, 1), torch.ones(20)):
         vp.links.Sigmoid()(vp.Moments(logits, torch.zeros_like(logits)))
 
 

@@ -198,9 +198,10 @@ class Bernoulli(ClassLink):
         return logits.sigmoid()
 
     def refuse_probabilities(self, outputs: Tensor) -> None:
-        """A warning, because logits may lie there too."""
-        text = "all outputs are in [0, 1]: if they are probabilities, the link applies a second sigmoid to them"
-        warnings.warn(f"{text}: {REMEDY}logit", stacklevel=outside())
+        """A warning, because logits may lie there too; those of an untrained model do, close together."""
+        if bool((outputs < 0.5).any()) and bool((outputs > 0.5).any()):
+            text = "all outputs are in [0, 1]: if they are probabilities, the link applies a second sigmoid to them"
+            warnings.warn(f"{text}: {REMEDY}logit", stacklevel=outside())
 
     def log_likelihood(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = self.by_class(logits)
