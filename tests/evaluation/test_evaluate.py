@@ -219,3 +219,24 @@ def test_what_is_no_predictor(predictor):
     for batches in ([(X[:2], ["ant", "bee"])], (X[:2], ["ant", "bee"]), (X[:2], names), {"x": X[:2], "labels": names}):
         with pytest.raises(InputError, match="the labels are strings, such as 'ant': give class indices, torch.t"):
             vp.evaluate(predictor, batches)
+
+
+@pytest.mark.parametrize("kind", ["plain", "propagated", "samples"])
+def test_the_loss_of_labels_that_are_surely_wrong(kind):
+    """Of a logit above 17 the probability is 1 in float32, and the loss of a wrong label still finite."""
+    model = nn.Linear(1, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        model.bias.zero_()
+    x = torch.tensor([[40.0], [-25.0], [0.3], [8.0]])
+    target = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.4]])
+    posterior = vp.Posterior.isotropic(model, std=1e-6)
+    predictor = {
+        "plain": vp.MeanNetwork(model, link=vp.links.Sigmoid()),
+        "propagated": vp.Propagated(vp.propagate(model, posterior), link=vp.links.Sigmoid()),
+        "samples": vp.MonteCarlo(model, posterior, 3, link=vp.links.Sigmoid()),
+    }[kind]
+    found = vp.evaluate(predictor, [(x, target)], progress=False).metrics["nll"]
+    logits = model(x).detach().double()
+    expected = nn.functional.binary_cross_entropy_with_logits(logits, target.double(), reduction="none")
+    assert found == pytest.approx(float(expected.sum(-1).mean()), rel=1e-4)

@@ -20,7 +20,7 @@ from varprop.batch import read, repeatable
 from varprop.errors import InputError
 from varprop.evaluation.evaluated import COSTS, Evaluation, Evaluations, RegressionEvaluation
 from varprop.evaluation.results import METRICS, POINTS, Row
-from varprop.metrics.proper import bce_of_each, brier_of_each, nll_of_each
+from varprop.metrics.proper import brier_of_each, nll_of_each
 from varprop.network.moment_net import MomentNet
 from varprop.prediction.links import Bernoulli
 from varprop.prediction.prediction import Prediction, Regression
@@ -148,8 +148,8 @@ def scores_of_each(answer: Prediction | Decision, target: Tensor) -> dict[str, T
     if prediction.is_scored(target):
         flat, said = (x.reshape(-1, classes) for x in class_scores(prediction.probs, target))
     if isinstance(prediction.link, Bernoulli):
-        probs = probs * said  # of what has no label, the score is 0, too
-        nll, brier = bce_of_each(probs, flat), (probs - flat).square().sum(-1)
+        nll = prediction.link.loss_of_each(prediction, target).reshape(-1)
+        brier = (said * (probs - flat)).square().sum(-1)
     else:
         nll, brier = nll_of_each(probs, flat), brier_of_each(probs, flat)
     if classes == 1:

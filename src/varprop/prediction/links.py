@@ -32,6 +32,8 @@ from varprop.rules.quadrature import integrate
 
 SUMS_TO_ONE = 1e-2
 """How far the sum of probabilities may be from 1: as in bfloat16."""
+NEXT_TO_ONE = 0.999
+"""From here on, 1 − p has too few digits."""
 BEYOND_CHANCE = 16
 """From so many outputs on, it tells something that none of them lies outside [0, 1]."""
 REMEDY = "let the model return its logits, or give MeanNetwork and MonteCarlo output=torch."
@@ -101,8 +103,13 @@ class ClassLink(Link):
         seen = Running()
         for draw in draws:
             logits = self.accepted(self.by_class(widened(Moments(draw, torch.zeros_like(draw))))).mean
-            seen.add({"logits": logits, "probs": self.squash(logits)})
-        return Prediction(seen.mean()["probs"], _moments(seen), self)
+            seen.add({"logits": logits, "probs": self.squash(logits), **self._beside(logits)})
+        found = seen.mean()
+        return Prediction(found["probs"], _moments(seen), self, opposite=found.get("opposite"))
+
+    def _beside(self, logits: Tensor) -> dict[str, Tensor]:
+        """What else is averaged."""
+        return {}
 
 
 class Categorical(ClassLink):
@@ -196,6 +203,17 @@ class Bernoulli(ClassLink):
 
     def squash(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
+
+    def _beside(self, logits: Tensor) -> dict[str, Tensor]:
+        return {"opposite": self.squash(-logits)}
+
+    def loss_of_each(self, prediction: Prediction, target: Tensor) -> Tensor:
+        """Of what was predicted, summed over labels; right also where a probability rounds to 1."""
+        probs, logits, no = prediction.probs, prediction.logits, prediction.opposite
+        no = self.probs(Moments(-logits.mean, logits.var)) if no is None else no
+        no = torch.where(probs > NEXT_TO_ONE, no, 1 - probs)
+        target, said = class_scores(probs, target)
+        return -(said * (torch.xlogy(target, probs) + torch.xlogy(1 - target, no))).sum(-1)
 
     def refuse_probabilities(self, outputs: Tensor) -> None:
         """A warning, because logits may lie there too; those of an untrained model do, close together."""

@@ -132,6 +132,8 @@ class Prediction(BatchOutput):
     """The names of the classes, where the model has some (``config.id2label``) or they were given."""
     threshold: Tensor | None = None
     """Of each answer, where it is not ½."""
+    opposite: Tensor | None = None
+    """Of sigmoids that were averaged over samples: 1 − p, which a p next to 1 does not tell."""
 
     @property
     def label(self) -> Tensor:
