@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from varprop.errors import InputError, OutputError
+from varprop.errors import InputError
 from varprop.graph.captured import outside
 from varprop.moments import Moments
 from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
 from varprop.prediction.expectations import MOST_SAMPLES, log_mean_sigmoid, mean_sigmoid, over_samples, pieces, sampled
+from varprop.prediction.logits import Logits, at_least_two, checked, widened
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, of_labelled, refuse_shape
 from varprop.rules.quadrature import integrate
@@ -37,8 +38,6 @@ NEXT_TO_ONE = 0.999
 BEYOND_CHANCE = 16
 """From so many outputs on, it tells something that none of them lies outside [0, 1]."""
 REMEDY = "let the model return its logits, or give MeanNetwork and MonteCarlo output=torch."
-
-_Logits = TypeVar("_Logits", Tensor, Moments)
 
 
 class Link(ABC):
@@ -86,7 +85,7 @@ class ClassLink(Link):
         if outputs.numel() >= BEYOND_CHANCE and 0 <= float(low) < float(high) <= 1:
             self.refuse_probabilities(outputs)
 
-    def by_class(self, logits: _Logits) -> _Logits:
+    def by_class(self, logits: Logits) -> Logits:
         """With the classes along the last dimension."""
         return logits
 
@@ -197,7 +196,7 @@ class Bernoulli(ClassLink):
 
     likelihood: ClassVar[Likelihood] = SIGMOID
 
-    def by_class(self, logits: _Logits) -> _Logits:
+    def by_class(self, logits: Logits) -> Logits:
         """A model with one logit often drops its dimension: [N] is N examples, not one with N labels."""
         return tree_map(lambda x: x.unsqueeze(-1), logits) if len(logits.shape) == 1 else logits
 
@@ -298,39 +297,6 @@ class Gaussian(Link):
             raise InputError("some outputs have no variance at all: give the noise of the data, Gaussian(noise_std=…)")
         losses = 0.5 * (torch.log(2 * math.pi * var) + (target - logits.mean).square() / var)
         return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
-
-
-# --- what goes in ----------------------------------------------------------------------------------------
-
-
-def widened(logits: Moments) -> Moments:
-    """In float32 at least."""
-    return Moments(*(x.float() if torch.finfo(x.dtype).bits < 32 else x for x in logits))
-
-
-def checked(logits: Moments, refuse_squashed: Callable[[Tensor], None] | None = None) -> Moments:
-    """In float32 at least, and refused if there are no probabilities to be had from it.
-
-    One look tells whether all is finite, and whether ``refuse_squashed`` has to look again.
-    """
-    mean, var = widened(logits)
-    if torch.compiler.is_compiling() or not mean.numel():
-        return Moments(mean, var)
-    low, high, *ends = torch.stack([x for part in (mean, var) for x in part.detach().aminmax()]).tolist()
-    if refuse_squashed and 0 <= low <= high <= 1:
-        refuse_squashed(mean)
-    if not all(map(math.isfinite, (low, high, *ends))):
-        rows = (~(mean.isfinite() & var.isfinite())).reshape(len(mean), -1).any(1) if mean.ndim else mean
-        raise OutputError(f"the logits of {int(rows.sum())} of {len(mean)} examples are not finite (NaN or inf)")
-    return Moments(mean, var)
-
-
-def at_least_two(logits: _Logits) -> _Logits:
-    if not logits.shape or logits.shape[-1] < 2:
-        raise OutputError(
-            f"a softmax needs two classes, the logits have shape {list(logits.shape)}: use links.Sigmoid()"
-        )
-    return logits
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------
