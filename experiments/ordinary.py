@@ -7,6 +7,7 @@ picture, what sets methods apart from temperature scaling is drawn there against
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from experiments.checkpoint_study import ENSEMBLE_SIZE, FINAL_SAMPLES
-from experiments.row_files import read_rows, unpacked
+from experiments.row_files import read_rows, unpacked, unpacked_scores
+from varprop import metrics
 from varprop.errors import InputError
+from varprop.evaluation.evaluated import RISKS
 
 COLUMNS = {
     "accuracy": ("accuracy, %", 100, 2),
@@ -28,6 +31,9 @@ COLUMNS = {
     "c@1": ("C@1 %, %", 100, 1),
 }
 LARGER = ("accuracy", "c@1")  # is better
+RESAMPLES = 100
+Pair = tuple[dict[str, Any], dict[str, Any]]
+"""The rows of a method and of the reference, with one seed."""
 TITLES = {
     "mean": "mean network",
     "temperature": "temperature scaling",
@@ -51,7 +57,8 @@ TITLES = {
 def compare_paired(rows: Sequence[dict[str, Any]], reference: str = "temperature") -> dict[str, dict[str, Any]]:
     """For each method and metric: the mean over seeds, and the mean and standard error of what sets it apart.
 
-    The error is over seeds; that of accuracy is over test examples too, where rows hold which of them were right.
+    The error is over seeds, and over test examples too where rows hold the scores of each, or, of accuracy, which of
+    them were right.
     """
     by_method: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
@@ -62,23 +69,58 @@ def compare_paired(rows: Sequence[dict[str, Any]], reference: str = "temperature
         beside = by_method.get(f"{reference}{at}{count}", {})
         common = sorted(set(seeds) & set(beside))
         pairs = [(seeds[seed], beside[seed]) for seed in common]
+        sampled = _bootstrap(pairs) if name != reference and len(common) > 1 else {}
         for metric in next(iter(seeds.values()))["metrics"]:
             values = torch.tensor([row["metrics"][metric] for row in seeds.values()], dtype=torch.float64)
             entry = {"mean": float(values.mean()), "seeds": len(seeds)}
             if name != reference and len(common) > 1:
                 gaps = [here["metrics"][metric] - there["metrics"][metric] for here, there in pairs]
                 by_seed = torch.tensor(gaps, dtype=torch.float64)
-                entry |= {"difference": float(by_seed.mean()), "error": _error(by_seed)}
+                error = math.hypot(_error(by_seed), sampled.get(metric, 0.0))
+                entry |= {"difference": float(by_seed.mean()), "error": error}
                 if metric == "accuracy":
                     entry |= _by_example(pairs)
             found.setdefault(method, {})[metric] = entry
     return found
 
 
-def _by_example(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
-    """What examples add, if all networks were tested on the same."""
+def _bootstrap(pairs: Sequence[Pair]) -> dict[str, float]:
+    """How the mean difference of each metric varies over test sets drawn from the examples, if they have scores."""
+    if not _same_examples(pairs) or not all("scores" in each for pair in pairs for each in pair):
+        return {}
+    scores = [[unpacked_scores(each) for each in pair] for pair in pairs]
+    count, generator = len(scores[0][0]["nll"]), torch.Generator().manual_seed(0)
+    drawn: dict[str, list[float]] = {metric: [] for metric in COLUMNS}
+    for _ in range(RESAMPLES):
+        rows = torch.randint(count, (count,), generator=generator)
+        values = [[metrics_of({name: x[rows] for name, x in each.items()}) for each in pair] for pair in scores]
+        for metric, found in drawn.items():
+            found.append(statistics.fmean(here[metric] - there[metric] for here, there in values))
+    return {metric: statistics.stdev(found) for metric, found in drawn.items()}
+
+
+def metrics_of(scores: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of examples, those of the table."""
+    confidence, correctness = scores["confidence"], scores["correctness"]
+    return {
+        "accuracy": float(correctness.mean()),
+        "aurc": float(metrics.aurc(confidence, correctness)),
+        "nll": float(scores["nll"].mean()),
+        "brier": float(scores["brier"].mean()),
+        "ece": float(metrics.ece(confidence, correctness)),
+        "c@1": float(metrics.coverage_at_risk(confidence, correctness, RISKS["c@1"])),
+    }
+
+
+def _same_examples(pairs: Sequence[Pair]) -> bool:
+    """Were all networks tested on the same?"""
     tests = {(each.get("right") or {"labels": None})["labels"] for pair in pairs for each in pair}
-    if len(tests) > 1 or None in tests:
+    return len(tests) == 1 and None not in tests
+
+
+def _by_example(pairs: Sequence[Pair]) -> dict[str, float]:
+    """What examples add to accuracy, if all networks were tested on the same."""
+    if not _same_examples(pairs):
         return {}
     here, there = (torch.stack([unpacked(each["right"]) for each in some]) for some in zip(*pairs, strict=True))
     won, lost = (float(some.sum(1).double().mean()) for some in (here & ~there, there & ~here))

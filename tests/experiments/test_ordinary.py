@@ -9,7 +9,7 @@ from experiments import checkpoint_study, ordinary
 from experiments.checkpoint_study import Study
 from experiments.ordinary import compare_paired, two_way_error
 from experiments.pipeline import Pipeline
-from experiments.row_files import packed, read_rows, unpacked
+from experiments.row_files import packed, read_rows, unpacked, unpacked_scores
 from tests.experiments.synthetic import ADAMW, experiment
 from varprop.evaluation.evaluated import Evaluation
 
@@ -91,6 +91,37 @@ def test_which_examples_were_right_is_kept():
     found = packed(evaluation(right, torch.arange(21) % 2))["right"]
     assert unpacked(found).equal(right)
     assert found["labels"] != packed(evaluation(right, torch.arange(21) // 2 % 2))["right"]["labels"]
+
+
+def test_scores_are_kept_to_two_digits():
+    generator = torch.Generator().manual_seed(0)
+    nll = torch.rand(200, generator=generator) ** 8 * 20
+    right = torch.rand(200, generator=generator) < 0.7
+    target = torch.arange(200) % 2
+    given = {**evaluation(right, target).scores, "confidence": (-nll).exp(), "nll": nll, "brier": nll / 10}
+    found = unpacked_scores(packed(Evaluation(given)))
+    torch.testing.assert_close(found["correctness"], right.double())
+    for name in ("nll", "brier"):
+        torch.testing.assert_close(found[name], given[name].double(), rtol=1 / 64, atol=1e-6)
+    torch.testing.assert_close(1 - found["confidence"], 1 - given["confidence"].double(), rtol=1 / 64, atol=1e-6)
+
+
+def test_the_error_of_any_metric_counts_the_sampling_of_examples():
+    generator = torch.Generator().manual_seed(0)
+    target, right = torch.arange(400) % 2, torch.ones(400, dtype=torch.bool)
+    losses = torch.rand(400, generator=generator)  # the same for all seeds, which alone would tell of no error
+
+    def row(method, seed, nll):
+        found = Evaluation({**evaluation(right, target).scores, "nll": nll})
+        return {"method": method, "seed": seed, "metrics": dict(found.metrics), **packed(found)}
+
+    rows = [row("temperature", seed, torch.zeros(400)) for seed in range(3)]
+    rows += [row("cvp", seed, losses) for seed in range(3)]
+    found = compare_paired(rows)["cvp"]["nll"]
+    assert found["error"] == pytest.approx(float(losses.std()) / 20, rel=0.2)
+    for each in rows:
+        del each["scores"]
+    assert compare_paired(rows)["cvp"]["nll"]["error"] == pytest.approx(0, abs=1e-9)
 
 
 def test_what_is_half_right_is_not_kept():
