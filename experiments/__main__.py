@@ -209,12 +209,18 @@ def features(
 def merge(
     source: Annotated[Path, typer.Argument(help="A results folder.")],
     folder: Annotated[Path, typer.Argument(help="Another, which gets its rows.")],
+    add_to_seeds: Annotated[
+        int,
+        typer.Option(help="For another run: networks that it trained with the same seeds are others."),
+    ] = 0,
 ) -> None:
     """Rows of one folder into another, without scores per example, to be drawn together."""
     results, other = read_results(source), Results(folder)
-    if both := {row.row for row in results.rows} & {row.row for row in other.rows}:
-        raise ResultsError(f"{folder} has rows of {', '.join(sorted(both))} already: give a folder without them")
-    for row in results.rows:
+    moved = [replace(row, seed=row.seed + add_to_seeds) for row in results.rows]
+    known = {(row.row, row.seed) for row in other.rows}
+    if both := sorted({f"{row.row} with seed {row.seed}" for row in moved if (row.row, row.seed) in known}):
+        raise ResultsError(f"{folder} has rows of {', '.join(both)} already: give --add-to-seeds, or another folder")
+    for row in moved:
         other.add(row)
     for name in results.names:
         arrays = results.kept(name) or {}

@@ -198,7 +198,9 @@ def test_rows_of_another_folder_are_added_without_their_scores(tmp_path, experim
     assert [row.row for row in others.rows] == ["e", "d"]
     assert others.scores(others.rows[1]) is None
     assert len(others.examples("d").images) == 120
-    assert "all has rows of d already" in refused("merge", str(tmp_path / "new"), str(tmp_path / "all"))
+    assert "all has rows of d with seed 0 already" in refused("merge", str(tmp_path / "new"), str(tmp_path / "all"))
+    experiments("merge", str(tmp_path / "new"), str(tmp_path / "all"), "--add-to-seeds", "10")
+    assert [(row.row, row.seed) for row in others.rows] == [("e", 0), ("d", 0), ("d", 10)]
 
 
 # --- wrong uses --------------------------------------------------------------------------------------
