@@ -83,7 +83,7 @@ ACTIVATIONS = {
     "clamp_max": Activation(aten.clamp_max.default, lambda x: np.minimum(x, -2), (-2,), args=(-2.0,)),
     "hardsigmoid": Activation(aten.hardsigmoid.default, lambda x: np.clip(x / 6 + 0.5, 0, 1), (-3, 3)),
     "hardswish": Activation(
-        aten.hardswish.default, lambda x: x * np.clip(x / 6 + 0.5, 0, 1), (-3, 3), bar=(1e-3, 5e-3)
+        aten.hardswish.default, lambda x: x * np.clip(x / 6 + 0.5, 0, 1), (-3, 3), bar=(2e-3, 2e-3)
     ),
     "threshold": Activation(aten.threshold.default, lambda x: np.where(x > 0.5, x, -1.0), (0.5,), args=(0.5, -1.0)),
     "heaviside": Activation(aten.heaviside.default, lambda x: np.heaviside(x, 0.25), (0,), args=(torch.tensor(0.25),)),

@@ -146,7 +146,8 @@ def _norm_fits(*arguments: Any) -> bool:
 def _norm_outline(mean: Tensor, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _, _, weight_var, *_, ones, by_numbers, by_square, more, more_mean, _, more_numbers = rest
     terms, counts = sum(x.shape[-1] for x in (numbers, more_numbers) if x is not None), counts_of(by_numbers, by_square)
-    count = sum(counts) + more if any(counts) else terms + (weight_var is not None) + ones
+    # int: torch 2.11 cannot add a free number of terms and a bool.
+    count = sum(counts) + int(more) if any(counts) else terms + int(weight_var is not None) + int(ones)
     total = mean.new_empty(0 if more_mean is None else mean.shape)
     joint = numbers.new_empty(0 if more_numbers is None else (*numbers.shape[:-1], terms))
     return mean.new_empty(mean.shape), numbers_of(mean, count), total, joint
