@@ -140,11 +140,11 @@ def _moments(a: _End | None, b: _End | None) -> list[Any]:
 
 def _about(centre: Any, mass: Any, a: _End | None, b: _End | None) -> list[Any]:
     """By parts: Iₙ = (n − 1) Iₙ₋₂ − c Iₙ₋₁ − [(z − c)ⁿ⁻¹ φ(z)] from a to b."""
-    ends = [(sign * end.density, end.z - centre) for sign, end in ((1, a), (-1, b)) if end is not None]
-    moments = [mass, sum(density for density, _ in ends) - centre * mass]
+    edges = [(sign * end.density, end.z - centre) for sign, end in ((1, a), (-1, b)) if end is not None]
+    moments = [mass, sum(edge for edge, _ in edges) - centre * mass]
     for n in range(2, 5):
-        edge = sum(density * z ** (n - 1) for density, z in ends)
-        moments.append((n - 1) * moments[-2] - centre * moments[-1] + edge)
+        edges = [(edge * z, z) for edge, z in edges]
+        moments.append((n - 1) * moments[-2] - centre * moments[-1] + sum(edge for edge, _ in edges))
     return moments
 
 
