@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.paper.published import Lookup, ablation, averaged, benchmarks, beside
-from experiments.paper.verdicts import agreement
+from experiments.paper.verdicts import agreement, verdict
 from varprop.evaluation.results import Results
-from varprop.report import tables
+from varprop.report import shown_methods, tables
 from varprop.report.columns import NAMED, Column
 from varprop.report.figures import Drawing, against_time, draw_pareto
 from varprop.report.page import Group, Section
@@ -41,7 +41,7 @@ def chosen(summary: Summary) -> dict[str, str | None]:
 def averages(summary: Summary) -> list[Table]:
     """What is averaged, the tables of the average, and our order of the methods beside the paper's.
 
-    Nothing where there are too few benchmarks. The paper has its ablation of all six together alone.
+    Nothing where there are too few benchmarks.
     """
     rows = chosen(summary)
     there = {benchmark: experiment for benchmark, experiment in rows.items() if experiment}
@@ -49,14 +49,32 @@ def averages(summary: Summary) -> list[Table]:
     if len(scope) < FEWEST:
         return []
     known: dict[str, Lookup] = dict.fromkeys(("main", "extended"), functools.partial(averaged, list(there)))
-    known |= {"ablation": ablation} if len(there) == len(rows) else {}
     found = [listing(summary, rows)]
     for table in tables.kinds(summary, scope):
-        shown = beside(table, known[table.kind], "") if table.kind in known else table
-        title = f"Average of {len(there)} of {len(rows)} benchmarks: {table.kind} table"
-        found.append(replace(shown, kind=f"macro-{table.kind}", title=title))
-    order = agreement(summary, scope)
-    return [*found, replace(order, kind="macro-agreement")] if order else found
+        if table.kind != "ablation":
+            shown = beside(table, known[table.kind], "") if table.kind in known else table
+            title = f"Average of {len(there)} of {len(rows)} benchmarks: {table.kind} table"
+            found.append(replace(shown, kind=f"macro-{table.kind}", title=title))
+    found += ablations(summary, scope)
+    judged = verdict(summary, scope), agreement(summary, scope)
+    return [*found, *(replace(table, kind=f"macro-{table.kind}") for table in judged if table)]
+
+
+def ablations(summary: Summary, scope: Scope) -> list[Table]:
+    """Of the benchmarks that have all variants which any of them has; beside the paper's, if these are all six."""
+    known = {e: set(shown_methods.ablated(summary.methods_in((e,)))) for e in scope}
+    ablated = tuple(e for e in scope if known[e] and known[e] == set().union(*known.values()))
+    if len(ablated) < FEWEST:
+        return []
+    every = len(benchmarks())
+    title = f"Average of {len(ablated)} of {every} benchmarks: ablation table{_which(summary, ablated, scope)}"
+    drawn = [table for table in tables.kinds(summary, ablated) if table.kind == "ablation"]
+    drawn = [beside(table, ablation, "") if len(ablated) == every else table for table in drawn]
+    return [replace(table, kind="macro-ablation", title=title) for table in drawn]
+
+
+def _which(summary: Summary, some: Scope, scope: Scope) -> str:
+    return "" if some == scope else f", of {', '.join(map(summary.title, some))}"
 
 
 def macro(results: Results, summary: Summary) -> Section | None:
@@ -71,7 +89,7 @@ def macro(results: Results, summary: Summary) -> Section | None:
         f"averages them, with the paper's average of the same ones below.{absent} Where stand-ins are among them, the "
         "order of the methods can be compared with the paper's, and the level cannot."
     )
-    drawn = grid(summary, tuple(experiment for experiment in rows.values() if experiment), "macro")
+    drawn = grid(summary, tuple(experiment for experiment in rows.values() if experiment))
     parts = [*(Group("", tables=[table]) for table in found), *([Group("", drawings=[drawn])] if drawn else [])]
     return Section("macro", "The paper's benchmarks together", note, parts)
 
@@ -106,13 +124,17 @@ def pareto_panels(
     return fig
 
 
-def grid(summary: Summary, scope: Scope, name: str) -> Drawing | None:
-    """Every metric of the paper's plots against time, a panel each."""
+def grid(summary: Summary, scope: Scope) -> Drawing | None:
+    """Every metric of the paper's plots against time, a panel each, of the experiments that were timed."""
+    timed = tuple(experiment for experiment in scope if any(row.cost for row in summary.of(experiment)))
+    if len(timed) < FEWEST:
+        return None
     columns = [NAMED[key] for key in GRID if NAMED[key] in summary.columns]
-    found = {column: points for column in columns if len(points := against_time(summary, scope, column)) > 1}
+    found = {column: points for column in columns if len(points := against_time(summary, timed, column)) > 1}
     if not found:
         return None
     fig = pareto_panels(summary, [("", column, points) for column, points in found.items()], ACROSS, 2.6)
-    alt = f"{', '.join(column.title for column in found)} against time, average of {len(scope)} benchmarks"
+    of = f"average of {len(timed)} benchmarks{_which(summary, timed, scope)}"
+    alt = f"{', '.join(column.title for column in found)} against time, {of}"
     data = pd.concat({column.key: points for column, points in found.items()}, names=["metric", "method"])
-    return Drawing("all", name, "All metrics and time", alt, fig, data.reset_index())
+    return Drawing("all", "macro", f"All metrics and time: {of}", alt, fig, data.reset_index())

@@ -36,7 +36,7 @@ def verdict(summary: Summary, scope: Scope) -> Table | None:
     if found.sem[[column.key for column in columns]].isna().all(axis=None):
         return None  # one seed: there is nothing to tell a difference from noise by
     others = list(found.mean.index)
-    cells = pd.DataFrame({"Against": [method_of(method).title for method in others]})
+    cells = pd.DataFrame({"Against": [summary.named(scope, method) for method in others]})
     for column in columns:
         pairs = zip(found.mean[column.key], found.sem[column.key], strict=True)
         cells[column.heading] = [_worded(mean, sem, column) for mean, sem in pairs]

@@ -129,6 +129,35 @@ def test_the_best_is_what_looks_best(made):
     assert not any("Time" in heading for heading in marked)  # the cheapest method is no finding
 
 
+def test_a_method_without_all_seeds_says_so_and_is_never_the_best():
+    found = summary(
+        d__mean=[0.5, 0.7, 0.6], d__cvp=[0.8, 0.9, 0.7], d__new=[None, 0.9, 0.99], d__newer=[None, None, 0.99]
+    )
+    made = {table.kind: table for table in tables.kinds(found, ("d",))}
+    assert made["main"].cells["Method"].tolist() == ["mean", "CVP", "new (2 of 3 seeds)"]
+    assert made["main"].marks["Accuracy ↑"].tolist() == ["", "best", ""]
+    assert made["all"].cells["Method"].tolist()[-1] == "newer (1 of 3 seeds)", "with so few it is in this table alone"
+    gaps = tables.differences(found, ("d",), "cvp")
+    assert gaps.cells.to_numpy().tolist()[0] == ["mean", "+20.00 ± 5.77"]
+    assert gaps.cells.to_numpy().tolist()[-1] == ["newer (1 of 3 seeds)", "−29.00"]
+    both = summary(d__cvp=[0.8, 0.9], d__new=[0.7], e__cvp=[0.5], e__new=[0.5])
+    assert both.named(("d", "e"), "new") == "new (not all seeds)"
+
+
+def test_variants_are_compared_over_the_seeds_that_all_have():
+    found = summary(
+        d__cvp=[0.8, 0.9, 0.1], d__streamlining=[0.7, 0.7, 0.1], **{"d__cvp-none": [0.6, 0.7], "d__mc-8": [0.2] * 3}
+    )
+    made = {table.kind: table for table in tables.kinds(found, ("d",))}
+    assert made["ablation"].title == "d: mean ± standard error over 2 seeds"
+    assert made["ablation"].cells["Method"].tolist() == ["CVP", "CVP, none", "Streamlining"]
+    assert made["ablation"].cells["Accuracy ↑"].tolist()[0] == "85.00 ± 5.00"
+    assert made["sampling"].title == made["main"].title == "d: mean ± standard error over 3 seeds"
+    apart = summary(d__cvp=[0.8], **{"d__cvp-none": [None, 0.6]})
+    made = {table.kind: table for table in tables.kinds(apart, ("d",))}
+    assert made["ablation"].cells["Method"].tolist() == ["CVP (1 of 2 seeds)", "CVP, none (1 of 2 seeds)"]
+
+
 def test_differences_say_who_is_better():
     found = tables.differences(summary(d__mean=[0.5, 0.7], d__cvp=[0.8, 0.9]), ("d",), "cvp")
     assert found.cells.to_numpy().tolist() == [["mean", "+25.00 ± 5.00"]]

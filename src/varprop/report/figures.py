@@ -104,14 +104,15 @@ def risk_coverage(experiment: str, curves: ByRun[Sequence[float]], styles: dict[
 def _curves(experiment: str, table: pd.DataFrame, styles: dict[str, Style], name: str, title: str, alt: str) -> Drawing:
     """A curve per method, averaged over seeds; in percent and by coverage."""
     grouped = table.groupby(level=0, sort=False)
-    mean, sem = grouped.mean(), grouped.sem()
+    mean, sem, seeds = grouped.mean(), grouped.sem(), grouped.size()
     fig = figure(3.9, 3.7)
     axes = fig.subplots()
     gaps, tooltips = name == "risk-difference", []
     for method, risk in mean.iterrows():
         style, strong = styles[method], method == "cvp"
         look = {"ls": style.dashes, "color": style.colour, "lw": 2.2 if strong else 1.4, "zorder": 4 if strong else 3}
-        axes.plot(100 * risk.index, risk, label=method_of(method).title, **look)
+        few = f" ({seeds[method]} of {seeds.max()} seeds)" if seeds[method] < seeds.max() else ""
+        axes.plot(100 * risk.index, risk, label=f"{method_of(method).title}{few}", **look)
         if strong:
             low, high = (risk + side * sem.loc[method] for side in (-1, 1))
             axes.fill_between(100 * risk.index, low, high, color=style.colour, alpha=0.16, lw=0)

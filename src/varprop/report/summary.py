@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from varprop.evaluation.methods import method_of
 from varprop.evaluation.results import Row
 from varprop.report.columns import COLUMNS
 
@@ -62,8 +63,33 @@ class Summary:
         found = {(row.row, row.method) for row in self.rows}
         return tuple(method for method in self.methods if all((e, method) in found for e in scope))
 
-    def seeds(self, experiment: str) -> tuple[int, ...]:
-        return tuple(sorted({row.seed for row in self.of(experiment)}))
+    def seeds(self, experiment: str, method: str | None = None) -> tuple[int, ...]:
+        return tuple(sorted({row.seed for row in self.of(experiment, method)}))
+
+    def has_all_seeds(self, scope: Scope, method: str) -> bool:
+        """Else its mean is one over other networks than those of the other methods."""
+        return all(self.seeds(experiment, method) == self.seeds(experiment) for experiment in scope)
+
+    def has_half_of_the_seeds(self, scope: Scope, method: str) -> bool:
+        """Else its mean says more about its few networks than about the method."""
+        return all(2 * len(self.seeds(experiment, method)) >= len(self.seeds(experiment)) for experiment in scope)
+
+    def named(self, scope: Scope, method: str) -> str:
+        """The method's title, with the number of its seeds where it has not all."""
+        title = method_of(method).title
+        if self.has_all_seeds(scope, method):
+            return title
+        if len(scope) > 1:
+            return f"{title} (not all seeds)"
+        return f"{title} ({len(self.seeds(scope[0], method))} of {len(self.seeds(scope[0]))} seeds)"
+
+    def with_common_seeds(self, scope: Scope, methods: Sequence[str]) -> Summary:
+        """Of each experiment the seeds that all of these methods have; all that there are where they share none."""
+        if all(self.has_all_seeds(scope, method) for method in methods):
+            return self
+        common = {e: set.intersection(*(set(self.seeds(e, method)) for method in methods)) for e in scope}
+        kept = [row for row in self.rows if row.seed in (common.get(row.row) or {row.seed})]
+        return Summary(kept)
 
     def setting(self, experiment: str, key: str) -> Any:
         """An entry of the rows' settings; None if no row has it."""

@@ -101,24 +101,31 @@ def words(kind: str, name: str, title: str, cells: pd.DataFrame, methods: Sequen
 
 
 def kinds(summary: Summary, scope: Scope) -> list[Table]:
-    """The tables of a scope: main, extended, sampling, ablation, and all that was measured in one experiment."""
-    there = summary.methods_in(scope)
+    """The tables of a scope: main, extended, sampling, ablation, and all that was measured in one experiment.
+
+    A method with few of the seeds is not in the first three. Ablation and sampling are of the seeds that all have.
+    """
+    found = summary.methods_in(scope)
+    there = [method for method in found if summary.has_half_of_the_seeds(scope, method)]
     chosen: dict[str, tuple[Sequence[Column], Sequence[str]]] = {
         "main": (MAIN, shown_methods.main(there)),
         "extended": (EXTENDED, shown_methods.main(there)),
         "sampling": (MAIN, shown_methods.sampled(there)),
-        "ablation": (MAIN, shown_methods.ablated(there)),
+        "ablation": (MAIN, shown_methods.ablated(found)),
     }
     if len(scope) == 1:
-        chosen["all"] = (summary.columns, there)
-    found = [results(summary, scope, kind, *what) for kind, what in chosen.items()]
-    return [table for table in found if table is not None]
+        chosen["all"] = (summary.columns, found)
+    drawn = []
+    for kind, (columns, methods) in chosen.items():
+        shown = summary.with_common_seeds(scope, methods) if kind in ("sampling", "ablation") else summary
+        drawn.append(results(shown, scope, kind, columns, methods))
+    return [table for table in drawn if table is not None]
 
 
 def results(
     summary: Summary, scope: Scope, kind: str, columns: Sequence[Column], methods: Sequence[str]
 ) -> Table | None:
-    """Mean ± standard error over seeds; None if nothing was measured."""
+    """Mean ± standard error over seeds; None if nothing was measured. A method without all seeds is never the best."""
     found = summary.estimates(scope)
     columns = [c for c in columns if c in summary.columns and found.mean[c.key].loc[list(methods)].notna().any()]
     if not columns or not methods:
@@ -128,7 +135,12 @@ def results(
         title = f"{summary.title(scope[0])}: mean ± standard error over {seeds} seed{'s' * (seeds > 1)}"
     else:
         title = f"average of {', '.join(map(summary.title, scope))}"
-    return _table(kind, scope, title, found, columns, methods, _best)
+    full = [method for method in methods if summary.has_all_seeds(scope, method)]
+
+    def best(mean: pd.Series, sem: pd.Series, column: Column) -> list[str]:
+        return _best(mean.where(mean.index.isin(full)), column)
+
+    return _table(summary, kind, scope, title, found, columns, methods, best)
 
 
 def differences(summary: Summary, scope: Scope, reference: str) -> Table | None:
@@ -138,7 +150,7 @@ def differences(summary: Summary, scope: Scope, reference: str) -> Table | None:
         return None
     found = summary.differences(scope, reference)
     title = f"{summary.title(scope[0])}: {method_of(reference).title} minus each method, paired by seed"
-    return _table("differences", scope, title, found, summary.columns, others, _judged, "+")
+    return _table(summary, "differences", scope, title, found, summary.columns, others, _judged, "+")
 
 
 def judge(mean: float, sem: float, higher: bool, errors: float) -> str:
@@ -151,7 +163,7 @@ def judge(mean: float, sem: float, higher: bool, errors: float) -> str:
 _Marker = Callable[[pd.Series, pd.Series, Column], list[str]]
 
 
-def _best(mean: pd.Series, sem: pd.Series, column: Column) -> list[str]:
+def _best(mean: pd.Series, column: Column) -> list[str]:
     """Whose number is best, as it is shown: methods that look equal are all best. None if none differ.
 
     The cheapest method is no finding: times have no best.
@@ -168,6 +180,7 @@ def _judged(mean: pd.Series, sem: pd.Series, column: Column) -> list[str]:
 
 
 def _table(
+    summary: Summary,
     kind: str,
     scope: Scope,
     title: str,
@@ -179,7 +192,7 @@ def _table(
 ) -> Table:
     name = name_of(scope)
     mean, sem = found.mean.loc[list(methods)], found.sem.loc[list(methods)]
-    cells = pd.DataFrame({"Method": [method_of(method).title for method in methods]})
+    cells = pd.DataFrame({"Method": [summary.named(scope, method) for method in methods]})
     marks = pd.DataFrame({"Method": [""] * len(methods)})
     numbers = pd.DataFrame({"experiment": name, "method": list(methods)})
     for column in columns:

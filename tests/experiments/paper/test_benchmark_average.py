@@ -13,22 +13,23 @@ pytestmark = pytest.mark.second
 METHODS = ("mean", "mc-2", "mc-4", "streamlining", "cvp", "cvp-none")
 
 
-def rows_of(name, benchmark, *, stand_in, level=0.1):
+def rows_of(name, benchmark, *, stand_in, level=0.1, methods=METHODS, timed=True):
     """AURC falls from method to method."""
     config = {"title": name.upper(), "paper": benchmark, "stand_in": stand_in}
-    for number, method in enumerate(METHODS):
+    for number, method in enumerate(methods):
         for seed in range(3):
             metrics = dict.fromkeys(GRID, 0.5) | {"aurc": level - 0.01 * number + 0.001 * seed}
-            yield Row(name, method, seed, 10, metrics, cost={"plain": 1.0 + number, "sample": 1.0}, config=config)
+            cost = {"plain": 1.0 + number, "sample": 1.0} if timed else None
+            yield Row(name, method, seed, 10, metrics, cost=cost, config=config)
 
 
-def all_six(*left_out):
-    rows = [
-        row
-        for number, benchmark in enumerate(benchmarks())
-        if benchmark not in left_out
-        for row in rows_of(f"row{number}", benchmark, stand_in=number > 0, level=0.1 * (number + 1))
-    ]
+def all_six(*left_out, full=6):
+    """Only the first ``full`` have times and the variants of the ablation."""
+    rows = []
+    for number, benchmark in enumerate(benchmarks()):
+        if benchmark not in left_out:
+            some = {} if number < full else {"methods": METHODS[:5], "timed": False}
+            rows += rows_of(f"row{number}", benchmark, stand_in=number > 0, level=0.1 * (number + 1), **some)
     other = [*rows_of("other", None, stand_in=False), *rows_of("second", benchmarks()[0], stand_in=True)]
     return Summary([*other, *rows])
 
@@ -78,6 +79,23 @@ def test_missing_rows_are_said_to_be_missing():
     there = [benchmark for benchmark in benchmarks() if benchmark not in gone]
     at = found["macro-main"].methods.index("cvp") + 1
     assert found["macro-main"].cells.iloc[at]["AURC ↓"] == averaged(there, "cvp", "aurc").text
+
+
+def test_ablation_and_times_are_of_the_benchmarks_that_have_them():
+    section, found = made(all_six(full=2))
+    assert found["macro-main"].title == "Average of 6 of 6 benchmarks: main table"
+    assert found["macro-ablation"].title == "Average of 2 of 6 benchmarks: ablation table, of ROW0, ROW1"
+    assert found["macro-ablation"].methods == ("cvp", "cvp-none", "streamlining")
+    (drawing,) = [drawing for group in section.parts for drawing in group.drawings]
+    assert drawing.title == "All metrics and time: average of 2 benchmarks, of ROW0, ROW1"
+    section, found = made(all_six(full=1))
+    assert "macro-ablation" not in found
+    assert not any(group.drawings for group in section.parts)
+
+
+def test_cvp_is_judged_over_all_six():
+    judged = made(all_six())[1]["macro-verdicts"].cells.set_index("Against")
+    assert judged.loc["mean", "AURC ↓"] == "better (−4.00 ± 0.00)"
 
 
 def test_a_panel_for_each_metric():

@@ -123,12 +123,11 @@ def test_stored_tables_are_drawn_again_the_same(tmp_path):
     results = read_results(STORED)
     summary = Summary(results.rows)
     with drawing_style():
-        sections = [
-            make(results, summary) for make in (paper_report.outcomes, paper_report.verdicts, paper_report.inside)
-        ]
+        made = paper_report.outcomes, paper_report.macro, paper_report.verdicts, paper_report.inside
+        sections = [make(results, summary) for make in made]
     tables.write([t for section in sections for group in section.parts for t in group.tables], tmp_path)
     stored = sorted((STORED / "tables").iterdir())
-    assert len(stored) == 9
+    assert len(stored) == 16
     assert [path.name for path in stored if path.read_text() != (tmp_path / path.name).read_text()] == []
 
 
@@ -143,9 +142,9 @@ def test_the_papers_tables_take_the_place_of_the_plain_ones():
 
 
 @pytest.mark.slow
-def test_a_page_of_four_experiments_is_small(tmp_path):
+def test_a_page_of_seven_experiments_is_small(tmp_path):
     page = paper_report.write_paper_report(STORED, tmp_path)
-    assert page.stat().st_size < 2e6
+    assert page.stat().st_size < 3e6
     assert page.read_text().count("<h2>") == len(paper_report.PAPER_SECTIONS)
 
 
