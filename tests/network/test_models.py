@@ -155,9 +155,9 @@ def test_autocast():
     torch.testing.assert_close(mixed.var.float(), result.var, rtol=0.1, atol=float(result.var.max()) * 0.05)
 
 
-@pytest.mark.parametrize("name", [also("bert"), "llama"])
-def test_compiled_without_graph_breaks(name):
-    _, batch, net, result = propagated(name)
+@pytest.mark.parametrize(("name", "rules"), [also("bert", "CVP"), ("llama", "CVP"), ("vit", "FACTORED")])
+def test_compiled_without_graph_breaks(name, rules):
+    _, batch, net, result = propagated(name, rules)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     for size in (3, 2):
         part = {key: value[:size] for key, value in batch.items()}

@@ -1,9 +1,8 @@
 """Pointwise rules as one op, ``varprop::pointwise``: mean, variance and log α in, mean and variance out.
 
-The moments of an activation are a hundred elementary ops. Traced once, on a tiny tensor, they serve all layers: as a
-Triton kernel on a GPU, chunk by chunk on a CPU, written out in what ``torch.export`` saves and in what
-``torch.compile`` fuses on a CPU. In a backward pass they are computed again: autograd keeps
-their inputs.
+The moments of an activation are hundreds of elementary ops. Traced once, on a tiny tensor, they serve all layers: as a
+Triton kernel on a GPU, chunk by chunk on a CPU, written out in what ``torch.export`` saves and, if they are few, in
+what ``torch.compile`` fuses on a CPU. In a backward pass they are computed again: autograd keeps their inputs.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ SHAPE_FREE = {
 CHUNK = 1 << 16  # entries: a dozen work tensors of this size fit a core's cache
 ACCELERATOR_CHUNK = 1 << 22  # there it only bounds memory: a hundred work tensors, kept for the derivative
 WORTH_COMPILING = 100_000_000  # entries of a rule; compiling it takes as long as this many not compiled
+FEW = 100  # ops, which a compiler fuses with what surrounds them; more would cost it seconds in every layer
 
 Function = Callable[..., Any]
 
@@ -181,6 +181,7 @@ class Pointwise(nn.Module):
         super().__init__()
         self.graph, self.formula = graph, Traced(graph)
         self.key = hashlib.sha256(graph.code.encode()).hexdigest()[:16]
+        self.few = len(graph.graph.nodes) <= FEW
 
     @functools.cached_property
     def derivative(self) -> Traced:
@@ -189,7 +190,8 @@ class Pointwise(nn.Module):
             return Traced(aside.submit(_differentiated, self.graph).result())
 
     def forward(self, mean: Tensor, var: Tensor, log_alpha: Tensor) -> tuple[Tensor, Tensor]:
-        if torch.compiler.is_exporting() or (torch.compiler.is_compiling() and mean.device.type == "cpu"):
+        fused = torch.compiler.is_compiling() and mean.device.type == "cpu" and self.few
+        if fused or torch.compiler.is_exporting():
             return self.graph(mean, var * log_alpha.exp())
         if mean.shape != var.shape:
             mean, var = torch.broadcast_tensors(mean, var)
