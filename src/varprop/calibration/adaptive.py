@@ -26,6 +26,7 @@ SPREADS = (3.0, 1.0, 0.3)  # of log α: candidates for the standard deviation of
 EXAMPLES = 10  # that each scale needs, and more if it is freer than ±1: with fewer they fit noise, unseen by one step
 SLACK = 0.05  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
 CLEARLY = 2.0  # standard errors: a temperature that is not needed costs little, one that is missing much
+WORTH = 1.0  # nats, of all examples together: what is less simple must gain more, or it may well gain nothing
 USUAL = 1e-3, 1e3  # α beyond are warned of
 SUSPICIOUS = 100  # examples without a single error
 FALLEN = 0.01  # accuracy
@@ -59,8 +60,8 @@ class Adaptive:
 
     First the width of the posterior, one factor for all variances of weights, with a temperature beside it (for a
     regression, the noise). Then log α of the layers under a Gaussian prior around their common value, of several
-    standard deviations. What has the least cross-validated loss is taken, or what is simpler and not clearly worse;
-    and if the propagated variance does not lower the loss of the plain network with a temperature, it is left out.
+    standard deviations. What has the best cross-validated likelihood is taken, or what is simpler and nearly as good;
+    and if the propagated variance does not raise that of the plain network with a temperature, it is left out.
 
     Choices are made on ``most`` to 2·``most`` examples, spread over the set; the scales are then fitted to all.
     ``micro_batch`` examples at most go through the network together, and no fit takes more than ``steps`` steps.
@@ -201,15 +202,14 @@ class _Fit:
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
-    """The simplest that is not worse than the best by a standard error; variance only if it lowers the loss.
+    """The simplest whose held-out likelihood is the best, or less than that by a factor e at most.
 
-    Candidates come in the order of simplicity.
+    Candidates come in the order of simplicity; of the two without variance, the plain one must be clearly better.
     """
     plain, temperature, *propagated = candidates
-    simple = plain if plain.better_than(temperature, CLEARLY) else temperature
-    best = min(propagated, key=lambda candidate: candidate.nll)
-    near = [each for each in propagated if each.nll < simple.nll and not best.better_than(each, 1)]
-    return near[0] if near else simple
+    rivals = [plain if plain.better_than(temperature, CLEARLY) else temperature, *propagated]
+    most = min(each.nll for each in rivals) + WORTH / len(temperature.losses)
+    return next(each for each in rivals if each.nll <= most)
 
 
 def _check(found: Folds, request: Request, folds: int) -> None:
