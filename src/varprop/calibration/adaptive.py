@@ -26,7 +26,7 @@ SPREADS = (3.0, 1.0, 0.3)  # of log α: candidates for the standard deviation of
 EXAMPLES = 10  # that each scale needs, and more if it is freer than ±1: with fewer they fit noise, unseen by one step
 SLACK = 0.05  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
 CLEARLY = 2.0  # standard errors: a temperature that is not needed costs little, one that is missing much
-WORTH = 1.0  # nats, of all examples together: what is less simple must gain more, or it may well gain nothing
+WORTH = 2.0  # nats, of all examples together: a parameter that is worth nothing gains as much in one set of twenty
 USUAL = 1e-3, 1e3  # α beyond are warned of
 SUSPICIOUS = 100  # examples without a single error
 FALLEN = 0.01  # accuracy
@@ -202,7 +202,7 @@ class _Fit:
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
-    """The simplest whose held-out likelihood is the best, or less than that by a factor e at most.
+    """The simplest whose held-out log-likelihood is the best, or less than that by two nats at most.
 
     Candidates come in the order of simplicity; of the two without variance, the plain one must be clearly better.
     """
