@@ -133,6 +133,23 @@ def test_wide_layers_of_bfloat16_use_it(monkeypatch, kind):
     torch.testing.assert_close(result.var, written.var, rtol=3e-2, atol=0)
 
 
+@pytest.mark.parametrize("kinds", [("uniform", "random"), ("random", "uniform"), ("uniform", "uniform")])
+def test_weights_that_are_loaded_are_packed_anew(monkeypatch, kinds):
+    for module in (lift, float8):
+        monkeypatch.setattr(module, "runs_on", lambda _: True)
+    monkeypatch.setattr(float8, "has_eight_bits", lambda _: True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 512), torch.nn.ReLU(), torch.nn.Linear(512, 48)).bfloat16().eval()
+    x = torch.randn(9, 40, dtype=torch.bfloat16)
+    posteriors = [posterior_of(model, kind, std) for kind, std in zip(kinds, (0.05, 0.1), strict=True)]
+    net, expected = (vp.propagate(model, posterior) for posterior in posteriors)
+    before, after = net(x), expected(x)
+    net.load_state_dict(expected.state_dict())
+    result = net(x)
+    torch.testing.assert_close(tuple(result), tuple(after), rtol=2e-2, atol=0)
+    assert (before.var < 0.5 * result.var).all()
+
+
 def behind_a_norm(size, outputs, kept, kind, device="cpu", dtype=torch.float64):
     """The arguments of a norm and of the layer behind it."""
     tensors = [x.to(dtype) for x in norm_inputs(size, device)]
