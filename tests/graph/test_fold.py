@@ -22,14 +22,19 @@ def layers(kind):
 @pytest.mark.parametrize("accelerated", [False, True])
 @pytest.mark.parametrize("rules", [vp.CVP, vp.FACTORED, vp.STREAMLINING], ids=lambda rules: rules.name)
 @pytest.mark.parametrize("kind", ["linear", "conv"])
-def test_no_call_computes_with_weights_alone(kind, rules, accelerated, monkeypatch):
+@pytest.mark.parametrize("uniform", [True, False])
+def test_no_call_computes_with_weights_alone(uniform, kind, rules, accelerated, monkeypatch):
     """On a GPU with 8-bit products too, as the graph is made for one."""
     for module in (lift, compiler, float8):
         monkeypatch.setattr(module, "runs_on", lambda _: accelerated)
     monkeypatch.setattr(float8, "has_eight_bits", lambda _: accelerated)
     model, x = layers(kind)
     model = model.eval().bfloat16()
-    net = vp.propagate(model, vp.Posterior.isotropic(model), rules)
+    posterior = vp.Posterior.isotropic(model)
+    if not uniform:
+        var = {name: 1e-4 * (0.5 + torch.rand_like(x)) for name, x in model.named_parameters()}
+        posterior = vp.Posterior.from_tensors(dict(model.named_parameters()), var)
+    net = vp.propagate(model, posterior, rules)
     graph = net.plan((x.bfloat16(),), {})[0].module.graph
     constant = {node for node in graph.find_nodes(op="get_attr") if not node.target.startswith("scale.")}
     for node in graph.nodes:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from varprop.graph.captured import arguments, shape_of, write_op
+from varprop.graph.captured import arguments, shape_of, upstream, write_op
 from varprop.graph.merge import CONVOLUTIONS
 from varprop.graph.registry import Registries
+from varprop.graph.trace_cache import TraceCache, fake_mode_of
+from varprop.kernels.float8 import pack_uniform
 
 aten = torch.ops.aten
 
@@ -19,20 +21,25 @@ LAYERS = aten.linear.default, aten.matmul.default, aten.mm.default
 
 def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
     """Replace layers whose weights are a constant c by c Σ_d x_d, which is the same for all outputs; a convolution by
-    one from the sum of its channels. In place, before constants are folded.
+    one from the sum of its channels. Products of 8 bits stay products, of half as many entries. In place, before
+    constants are folded.
 
     Which variances are uniform is looked up once: weights that are loaded later compile the network anew.
     """
+    known = functools.cache(lambda path: _is_uniform(tensors.var[path]))
 
-    @functools.cache
-    def is_uniform(path: str) -> bool:
-        return _is_uniform(tensors.var[path])
+    def is_uniform(weight: Any) -> bool:
+        registry, _, path = str(getattr(weight, "target", "")).partition(".")
+        return registry == "var" and known(path)
 
     for target in LAYERS + CONVOLUTIONS:
         for node in graph.find_nodes(op="call_function", target=target):
-            registry, _, path = str(getattr(node.args[1], "target", "")).partition(".")
-            if registry == "var" and _fits(node) and is_uniform(path):
+            if _fits(node) and is_uniform(node.args[1]):
                 _replace(graph, node)
+    traces = TraceCache(graph, fake_mode_of(graph), tensors.constant)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.varprop.spread.default):
+        if is_uniform(_packed(node)[1]):
+            _pack_anew(node, traces)
 
 
 def _is_uniform(var: Tensor) -> bool:
@@ -70,6 +77,19 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
             result = result if bias is None else call(aten.add.Tensor, result, bias)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
+
+
+def _packed(layer: fx.Node) -> Any:
+    """E[W²] and Σ_W, of which the weights of 8 bits are made."""
+    weights: Any = layer.args[2]
+    return [node for node in upstream(weights) if node.target is aten.cat.default][-1].args[0]
+
+
+def _pack_anew(layer: fx.Node, traces: TraceCache) -> None:
+    """With one number in the place of Σ_W."""
+    with layer.graph.inserting_before(layer):
+        packed = traces.write("pack", lambda *halves: (None, pack_uniform(*halves)), *_packed(layer))[1]
+    layer.args = (*layer.args[:2], *packed, layer.args[5])
 
 
 def _is_added(node: fx.Node) -> bool:

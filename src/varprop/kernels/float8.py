@@ -3,8 +3,12 @@
 A variance is a sum of hundreds of products, none of them negative: errors of 5 % in each, independent, leave 0.4 % of
 a sum over 768 features (root mean square, with the rounding of the result to bfloat16, which alone is 0.17 %; at worst
 1.9 %). What is rounded is moved by a part of a step first, another for each place of a sum: else entries that are
-alike, as all of Σ_W are in an isotropic posterior, would all be off to the same side. Both products of the rule are
-one, [Σx, μx²] [E[W²], Σ_W]ᵀ, at twice the speed of bfloat16.
+alike would all be off to the same side. Both products of the rule are one, [Σx, μx²] [E[W²], Σ_W]ᵀ, at twice the speed
+of bfloat16.
+
+Where all of Σ_W are one number c, as in an isotropic posterior, this is [Σx, c Σ_d μx²] [E[W²], 1]ᵀ, with little more
+than half as many entries. The sum is one number of each token, which must keep its digits: they are written into a few
+columns, and what these are multiplied by, a power of two, is not rounded at all.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ TINY = 1e-30
 NORMAL, DIGITS = 2.0**-6, 3  # the smallest number with all its digits, and how many follow the first
 EXPONENT = 0x7F800000  # these bits of a float32 alone are the power of two below it
 PLASTIC = 0.7548776662466927, 0.5698402909980532  # multiples of them, modulo 1, are spread evenly over a square
+SHARES = 16  # columns of the sum, so that sizes stay multiples of 16
 ENTRIES = 1024  # for each warp that turns them into 8 bits
 
 
@@ -53,25 +58,46 @@ def pack(second: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     columns = both.mean(0).clamp_min(TINY)
     relative = both / columns
     rows = (relative.amax(1, keepdim=True) / LARGEST).clamp_min(TINY)
-    return _rounded(relative / rows), rows, columns
+    return _dithered(relative / rows).to(EIGHT), rows, columns
 
 
-def _rounded(x: Tensor) -> Tensor:
-    """To 8 bits: up or down, the nearer the more often."""
+def pack_uniform(second: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[E[W²], 1] likewise, if Σ_W is c throughout. Factors of outputs are powers of two, from 2⁻⁸ to 2⁹ for as many as
+    10⁵ of them, of which 8 bits hold the inverses; those of inputs end with c.
+    """
+    averages = second.float().mean(0).clamp_min(TINY)
+    relative = second.float() / averages
+    rows = 2 * _power(relative.amax(1, keepdim=True).clamp_min(1) / LARGEST)
+    weights = torch.cat([_dithered(relative / rows), (1 / rows).expand(-1, SHARES)], 1).to(EIGHT)
+    return weights, rows, torch.cat([averages, noise[0, :SHARES].float()])
+
+
+def shares_of(weights: Tensor, size: int) -> int:
+    """Columns of the sum, where they were packed as those of one variance; else 0."""
+    return weights.shape[1] - size if weights.shape[1] < 2 * size else 0
+
+
+def _dithered(x: Tensor) -> Tensor:
+    """To what 8 bits can hold: up or down, the nearer the more often."""
     along, down = (
         torch.arange(n, device=x.device).double() * part for n, part in zip(x.shape[::-1], PLASTIC, strict=True)
     )
     part = (along + down[:, None]).frac().to(x.dtype)
-    # Not by frexp, which gives two large tensors at once: of such results none is folded.
-    power = (x.clamp_min(NORMAL).view(torch.int32) & EXPONENT).view(torch.float32)
-    step = power * 2.0**-DIGITS
-    return (torch.floor(x / step + part) * step).clamp_max(LARGEST).to(EIGHT)
+    step = _power(x.clamp_min(NORMAL)) * 2.0**-DIGITS
+    return (torch.floor(x / step + part) * step).clamp_max(LARGEST)
+
+
+def _power(x: Tensor) -> Tensor:
+    """The power of two below. Not by frexp, which gives two large tensors at once: of such results none is folded."""
+    return (x.view(torch.int32) & EXPONENT).view(torch.float32)
 
 
 def reference(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
     """Σx E[W²]ᵀ + μx² Σ_Wᵀ + Σ_b, with packed weights unpacked."""
-    wide = torch.promote_types(mean.dtype, torch.float32)
-    second, noise = (weights.to(wide) * rows * columns).chunk(2, 1)
+    wide, size = torch.promote_types(mean.dtype, torch.float32), mean.shape[-1]
+    both = weights.to(wide) * rows * columns
+    second, noise = both[:, :size], both[:, size:]
+    noise = noise[:, :1].expand(-1, size) if shares_of(weights, size) else noise
     added = None if bias is None else bias.to(wide)
     return linear.spread(mean.to(wide), var.to(wide), second, noise, added).to(mean.dtype)
 
@@ -81,30 +107,36 @@ def _outline(mean: Tensor, var: Tensor, weights: Tensor, *_: Any) -> Tensor:
 
 
 class Numbers(NamedTuple):
-    """[Σ, μ²] ⊙ columns of each token, of 8 bits, and what they are to be multiplied by."""
+    """[Σ, μ²] ⊙ columns of each token, or [Σ, Σ_d μ²] ⊙ columns, of 8 bits, and what they are to be multiplied by."""
 
     both: Tensor
     scales: Tensor
 
     @classmethod
-    def empty(cls, mean: Tensor) -> Numbers:
-        tokens, size = mean.numel() // mean.shape[-1], mean.shape[-1]
-        both = torch.empty(tokens, 2 * size, dtype=EIGHT, device=mean.device)
+    def empty(cls, mean: Tensor, weights: Tensor) -> Numbers:
+        tokens = mean.numel() // mean.shape[-1]
+        both = torch.empty(tokens, weights.shape[1], dtype=EIGHT, device=mean.device)
         return cls(both, torch.empty(tokens, 1, dtype=torch.float32, device=mean.device))
 
 
 def _launch(mean: Tensor, var: Tensor, weights: Tensor, rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
+    return multiply(quantized(mean, var, weights, columns), weights, rows, bias, mean)
+
+
+def quantized(mean: Tensor, var: Tensor, weights: Tensor, columns: Tensor) -> Numbers:
+    """Moments as numbers that are multiplied by packed weights."""
     from varprop.kernels.triton_kernels import quantize_kernel
 
-    numbers, size = Numbers.empty(mean), mean.shape[-1]
+    numbers, size = Numbers.empty(mean, weights), mean.shape[-1]
     tokens, block = len(numbers.scales), at_least_16(size)
     with on(mean.device):
         rows_at_once = max(1, min(4, 4 * ENTRIES // block))
         quantize_kernel[(-(-tokens // rows_at_once),)](
             mean.contiguous(), var.contiguous(), columns, *numbers, tokens, size,
-            LARGEST=LARGEST, ROWS=rows_at_once, BLOCK=block, num_warps=min(16, rows_at_once * block // ENTRIES),
+            SHARES=shares_of(weights, size), LARGEST=LARGEST,
+            ROWS=rows_at_once, BLOCK=block, num_warps=min(16, rows_at_once * block // ENTRIES),
         )  # fmt: skip
-    return multiply(numbers, weights, rows, bias, mean)
+    return numbers
 
 
 def multiply(numbers: Numbers, weights: Tensor, rows: Tensor, bias: Tensor | None, mean: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> Results
     weight, weight_var, bias, bias_var, eps, centred, expected, *more, weights, rows, columns, added, kept = rest
     size = mean.shape[-1]
     results = _outline(mean, var, *rest[:-5], None, *rest[-4:])
-    numbers = float8.Numbers(mean, mean) if weights is None else float8.Numbers.empty(mean)
+    numbers = float8.Numbers(mean, mean) if weights is None else float8.Numbers.empty(mean, weights)
     mean = mean.contiguous()
     terms = [mean if x is None else x.contiguous() for x in more]
     vectors = [mean if x is None else x.contiguous() for x in (weight, weight_var, bias, bias_var)]
@@ -97,7 +97,8 @@ def _launch(mean: Tensor, var: Tensor, log_alpha: Tensor, *rest: Any) -> Results
         norm_kernel[(-(-tokens // at_once),)](
             mean, var.contiguous(), *terms, log_alpha, *vectors, *results[:4],
             mean if columns is None else columns, *numbers, tokens, size, eps,
-            KEPT=kept, EIGHT=weights is not None, LARGEST=float8.LARGEST,
+            KEPT=kept, EIGHT=weights is not None, SHARES=0 if weights is None else float8.shares_of(weights, size),
+            LARGEST=float8.LARGEST,
             MORE=int(more[-1] is not None), WEIGHT=_kind(weight, weight_var), BIAS=_kind(bias, bias_var),
             CENTRED=centred, EXPECTED=expected, ROWS=at_once, BLOCK=block, num_warps=warps,
         )  # fmt: skip

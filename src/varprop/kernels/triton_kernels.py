@@ -99,7 +99,7 @@ def extend(x, more, added, total, inside):
 def norm_kernel(
     mean, var, more_mean, more_var, log_alpha, weight, weight_var, bias, bias_var,
     out_mean, out_var, total_mean, total_var, columns, both, scales, rows, size, eps,
-    KEPT: tl.constexpr, EIGHT: tl.constexpr, LARGEST: tl.constexpr,
+    KEPT: tl.constexpr, EIGHT: tl.constexpr, SHARES: tl.constexpr, LARGEST: tl.constexpr,
     MORE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, CENTRED: tl.constexpr, EXPECTED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -144,20 +144,39 @@ def norm_kernel(
     if KEPT:
         tl.store(out_var + at, var_of_y, mask=inside)
     if EIGHT:
-        quantize(mean_of_y, var_of_y, columns, both, scales, row, column, rows, size, LARGEST)
+        quantize(mean_of_y, var_of_y, columns, both, scales, row, column, rows, size, SHARES, LARGEST)
 
 
 @triton.jit
-def quantize(mean, var, columns, both, scales, row, column, rows, size, LARGEST: tl.constexpr):
-    """[Σ, μ²] ⊙ columns, as 8-bit numbers times a scale for each row."""
-    kept, x = column < size, mean.to(tl.float32)
+def quantize(
+    mean, var, columns, both, scales, row, column, rows, size, SHARES: tl.constexpr, LARGEST: tl.constexpr
+):  # fmt: skip
+    """[Σ, μ²] ⊙ columns, as 8-bit numbers times a scale for each row. With ``SHARES``, of μ² only the sum.
+
+    It is spread over so many columns: four digits, a quarter of the columns for each. A digit is the first four bits of
+    what is left, all that 8-bit numbers hold.
+    """
+    kept, live, x = column < size, row < rows, mean.to(tl.float32)
     v = var.to(tl.float32) * tl.load(columns + column, mask=kept, other=0.0)
-    w = x * x * tl.load(columns + size + column, mask=kept, other=0.0)
-    scale = tl.maximum(tl.max(tl.maximum(v, w), 1)[:, None] / LARGEST, 1e-30)
-    tl.store(scales + row, scale, mask=row < rows)
-    small, at, inside = 1.0 / scale, both + row * 2 * size + column, (row < rows) & kept
+    if SHARES:
+        left = tl.sum(tl.where(kept, x * x, 0.0), 1)[:, None] * tl.load(columns + size)
+        largest, width = tl.maximum(tl.max(v, 1)[:, None], left * (4 / SHARES)), size + SHARES
+    else:
+        w = x * x * tl.load(columns + size + column, mask=kept, other=0.0)
+        largest, width = tl.max(tl.maximum(v, w), 1)[:, None], 2 * size
+    scale = tl.maximum(largest / LARGEST, 1e-30)
+    tl.store(scales + row, scale, mask=live)
+    small, at, inside = 1.0 / scale, both + row * width + column, live & kept
     tl.store(at, dither(v * small, column).to(both.dtype.element_ty), mask=inside)
-    tl.store(at + size, dither(w * small, column + size).to(both.dtype.element_ty), mask=inside)
+    if SHARES:
+        left *= small
+        at = both + row * width + size + tl.arange(0, SHARES // 4)[None, :]
+        for j in tl.static_range(4):
+            digit = ((left * (4 / SHARES)).to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
+            tl.store(at + j * (SHARES // 4), digit.to(both.dtype.element_ty), mask=live)
+            left -= digit * (SHARES // 4)
+    else:
+        tl.store(at + size, dither(w * small, column + size).to(both.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -280,11 +299,12 @@ def token_norm_kernel(
 
 @triton.jit
 def quantize_kernel(
-    mean, var, columns, both, scales, rows, size, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    mean, var, columns, both, scales, rows, size,
+    SHARES: tl.constexpr, LARGEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``quantize``, of some rows."""
     column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     inside, at = (row < rows) & (column < size), row * size + column
     x, v = tl.load(mean + at, mask=inside, other=0.0), tl.load(var + at, mask=inside, other=0.0)
-    quantize(x, v, columns, both, scales, row, column, rows, size, LARGEST)
+    quantize(x, v, columns, both, scales, row, column, rows, size, SHARES, LARGEST)
