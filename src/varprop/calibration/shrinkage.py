@@ -137,11 +137,12 @@ def fit(evaluate: Callable[[Array], Pass], start: Array, prior: Prior, folds: ND
     if best == math.inf:
         raise CalibrationError("the loss is not finite: some outputs of the network are not")
     damping, converged, before = 0.0, False, [best]
-    for _ in range(steps):
+    for taken in range(steps + 1):
         curvature = fisher(found.gradients) + precision
         step = _bounded(-np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope))
         flat = len(before) > PATIENCE and before[-1 - PATIENCE] - best < FLAT * len(theta)
-        if converged := flat or -0.5 * float(slope @ step) < WORTH_A_STEP:
+        converged = flat or -0.5 * float(slope @ step) < WORTH_A_STEP
+        if converged or taken == steps:
             break
         tried, value, next_slope = look(theta + step)
         kept = (best - value) / -float(slope @ step + 0.5 * step @ curvature @ step)  # of what the step promised
