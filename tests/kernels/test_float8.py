@@ -76,6 +76,20 @@ def test_packed_weights_give_the_variance(spike, kind):
     close(float8.reference(mean, var, *PACK[kind](second, noise), bias), exact, 512)
 
 
+@pytest.mark.parametrize("wrong", [1.0, 0.99, 0.85, math.nan])
+def test_a_device_that_multiplies_wrongly_is_found_out(monkeypatch, caplog, wrong):
+    """1 % is what fast accumulation loses in a layer: of twelve, a sixth."""
+    monkeypatch.setattr(float8, "_launch", lambda *arguments: wrong * float8.reference(*arguments))
+    assert float8._is_right(torch.device("cpu")) == (wrong == 1)
+    assert ("wrong on cpu" in caplog.text) == (wrong != 1)
+
+
+def test_a_device_that_cannot_multiply_is_found_out(monkeypatch, caplog):
+    monkeypatch.setattr(float8, "_launch", lambda *_: torch.empty(0).item())
+    assert not float8._is_right(torch.device("cpu"))
+    assert "a product of 8-bit numbers has no Triton kernel here" in caplog.text
+
+
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e4])
 def test_a_variance_of_all_weights_is_not_rounded(size):
     """What it is multiplied by, of outputs as different as these, is a power of two."""
