@@ -32,6 +32,7 @@ from varprop.posterior import Posterior
 from varprop.prediction.links import Bernoulli, Link
 
 SAVE_EVERY, USUAL = 30.0, 1.5  # seconds; where saving takes longer than usual, it is done less often
+WINDOW = 50  # batches that are sorted by length together
 
 
 def loss_of(link: Link, logits: Tensor, labels: Tensor) -> Tensor:
@@ -162,6 +163,8 @@ class _Loop:
         drawn = []
         for run, generator in zip(self.runs, generators, strict=True):
             order = torch.randperm(count, generator=generator)[:used]
+            if run.recipe.by_length:
+                order = self._by_length(order, generator)
             drawn.append({"rows": order} | (run.recipe.augment.draw(used, generator) if self.changed else {}))
         # By step and then by network, so that a step takes what it needs without copying it.
         tables = {name: self._by_step(torch.stack([each[name] for each in drawn])) for name in drawn[0]}
@@ -170,6 +173,13 @@ class _Loop:
             total += self._step(self.done * self.steps + step, {name: table[step] for name, table in tables.items()})
         self.done += 1
         return (total / self.steps).tolist()
+
+    def _by_length(self, order: Tensor, generator: torch.Generator) -> Tensor:
+        """So that sentences of a batch are of similar length; batches in random order."""
+        length = self.examples.inputs["attention_mask"].sum(1).cpu()
+        windows = order.split(WINDOW * self.batch)
+        batches = torch.cat([rows[length[rows].argsort(stable=True)] for rows in windows]).view(-1, self.batch)
+        return batches[torch.randperm(len(batches), generator=generator)].flatten()
 
     def _by_step(self, table: Tensor) -> Tensor:
         """[networks, examples, …] to [steps, networks · batch, …]"""
@@ -196,8 +206,9 @@ class _Loop:
         many = len(self.runs), self.batch
         inputs = map_inputs(inputs, lambda x: x.unflatten(0, many))
         # Fused attention fails in the backward pass of stacked networks (torch 2.11), and gains little at this size.
-        with sdpa_kernel(SDPBackend.MATH), torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"):
-            logits = self.networks(torch.cat([*self.rows]), inputs)
+        narrow = self.device.type == "cuda" or self.runs[0].recipe.by_length
+        with sdpa_kernel(SDPBackend.MATH), torch.autocast(self.device.type, torch.bfloat16, enabled=narrow):
+            logits = self.networks(torch.cat([*self.rows]) if len(self.rows) > 1 else self.rows[0], inputs)
         return loss_of(self.experiment.link, logits.float().flatten(0, 1), labels).view(many).mean(1)
 
     def _clip(self) -> None:

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from experiments import search
+from experiments import search, training
 from experiments.data.examples import map_inputs
 from experiments.pipeline import Pipeline
 from experiments.rows import ROWS, imagenet_resnet50
 from experiments.rows.imagenet_sample_resnet50 import CANDIDATES, IMAGENET_SAMPLE_RESNET50, smoothed
 from experiments.rows.sst2_minilm import masked
 from experiments.side_by_side import SideBySide
+from experiments.training import Run, train
 from tests.experiments import synthetic_rows
 from tests.experiments.synthetic_rows import METHODS
 from varprop.report import tables
@@ -153,6 +154,35 @@ def test_sentences_are_held_out_and_tested_and_phrases_trained_on(tmp_path):
     file.write_text("index\tsentence\n0\tgood\n")  # as GLUE has it
     unlabelled = experiment.splits(replace(sources, data=tmp_path / "sst2"), 0)  # another place, so read again
     assert (len(unlabelled.train), len(unlabelled.held_out), len(unlabelled.test)) == (24, 3, 3)
+
+
+def test_batches_of_similar_length_hold_every_phrase_once(tmp_path, monkeypatch):
+    _, sources = synthetic_rows.sst2(tmp_path)
+    row = ROWS["sst2-minilm-by-length-adamw"]
+    row = replace(row, recipe=replace(row.recipe, batch=2, epochs=2))
+    parts, seen, widths = row.splits(sources, 0), [], []
+    step, prepare = training._Loop._step, row.prepare
+
+    def watched(loop, number, draws):
+        seen.append(draws["rows"])
+        return step(loop, number, draws)
+
+    def prepared(tokens):
+        found = prepare(tokens)
+        widths.append((found["input_ids"].shape[1], found["attention_mask"].shape[-1]))
+        return found
+
+    monkeypatch.setattr(training._Loop, "_step", watched)
+    run = Run(row.recipe, 0, tmp_path / "0.safetensors", sources.fingerprint)
+    train(replace(row, prepare=prepared), [run], parts.train, "cpu", sources=sources, progress=False)
+    length = parts.train.inputs["attention_mask"].sum(1)
+    assert torch.equal(torch.cat(seen[:12]).sort().values, torch.arange(24))
+    assert not torch.equal(torch.stack(seen[:12]), torch.stack(seen[12:]))
+    assert widths == [(int(length[rows].max()),) * 2 for rows in seen]
+    between = torch.stack([length[rows].float() for rows in seen]).diff(dim=1).abs().mean()
+    assert between < torch.cat([length[rows].float() for rows in seen]).std() / 2
+    held_out = parts.held_out.inputs["attention_mask"].sum(1)
+    assert torch.equal(held_out, held_out.sort().values)
 
 
 def test_two_encoders_run_as_one(tmp_path):
