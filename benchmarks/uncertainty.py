@@ -28,7 +28,8 @@ from varprop.batch import read
 from varprop.calibration import fixed_epochs
 from varprop.calibration.procedure import Request
 
-EPOCH_BAR, MEMORY_BAR, LINK_BAR = 4.0, 3.0, 0.10
+EPOCH_BAR, MEMORY_BAR = 4.0, 3.0
+LINK_BARS = {1000: 0.05, 50_000: 0.10}  # by classes
 
 
 def peak_memory(function: Function, device: torch.device) -> int:
@@ -106,9 +107,9 @@ def calibration(device: torch.device, batch: int, batches: int, rounds: int) -> 
 
 
 @torch.no_grad()
-def link(device: torch.device, batch: int, rounds: int, classes: int = 3129) -> dict[str, Any]:
-    model = ViTForImageClassification(ViTConfig(num_labels=classes)).eval().to(device)
+def link(device: torch.device, batch: int, rounds: int, classes: int) -> dict[str, Any]:
     pixels = torch.randn(batch, 3, 224, 224, device=device)
+    model = ViTForImageClassification(ViTConfig(num_labels=1000)).eval().to(device)
     logits = vp.Moments(torch.randn(batch, classes, device=device), torch.rand(batch, classes, device=device))
     softmax, sigmoid = vp.links.Softmax(256), vp.links.Sigmoid()
     compiled = torch.compile(model)
@@ -119,7 +120,7 @@ def link(device: torch.device, batch: int, rounds: int, classes: int = 3129) -> 
     }
     medians = {name: statistics.median(times) for name, times in interleaved(functions, device, rounds).items()}
     share = {name: medians[name] / medians["plain forward"] for name in ("softmax, 256 points", "sigmoid")}
-    return {"classes": classes, "batch": batch, "share_of_a_forward": share, "bar": LINK_BAR, "seconds": medians}
+    return {"batch": batch, "share_of_a_forward": share, "bar": LINK_BARS[classes], "seconds": medians}
 
 
 def main() -> None:
@@ -135,9 +136,10 @@ def main() -> None:
         f"calibration epoch {fitted['ratio']:.2f}x a training epoch (quartiles {low:.2f}-{high:.2f}, bar {EPOCH_BAR})"
     )
     print(f"  peak memory {fitted['memory_ratio']:.2f}x a training step (bar {MEMORY_BAR})")
-    linked = link(device, args.link_batch, args.rounds)
-    for name, share in linked["share_of_a_forward"].items():
-        print(f"link, {name}, {linked['classes']} classes: {100 * share:.1f} % of a ViT-B forward (bar 10 %)")
+    linked = {classes: link(device, args.link_batch, args.rounds, classes) for classes in LINK_BARS}
+    for classes, found in linked.items():
+        for name, share in found["share_of_a_forward"].items():
+            print(f"link, {name}, {classes} classes: {share:.2%} of a ViT-B forward (bar {found['bar']:.0%})")
     write("uncertainty", args, {}, calibration=fitted, link=linked)
 
 

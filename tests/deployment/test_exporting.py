@@ -50,6 +50,17 @@ def test_an_archive_runs_at_other_batch_sizes(selective, tmp_path):
 
 
 @pytest.mark.second
+def test_many_classes(tmp_path):
+    """Of which not all are sampled."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3000)
+    predictor, x = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model))), torch.randn(5, 4)
+    program = torch.export.load(vp.export(predictor, tmp_path / "net.pt2", x)).module()
+    for batch in (x, torch.randn(2, 4)):
+        assert_same(program(batch), predictor(batch))
+
+
+@pytest.mark.second
 def test_a_regression(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

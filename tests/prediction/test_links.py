@@ -11,7 +11,7 @@ import varprop as vp
 from varprop.errors import InputError, OutputError
 from varprop.prediction import expectations
 from varprop.prediction import links as module
-from varprop.prediction.expectations import SOBOL_ENDS, normals
+from varprop.prediction.expectations import LEADING, MANY, Condensed, normals
 
 CLASS_LINKS = [
     vp.links.Softmax(),
@@ -119,11 +119,101 @@ def test_the_sampled_mean_is_unbiased_in_each_dimension():
     assert (points.square().mean(0) - 1).abs().max() < 0.05
 
 
-def test_more_dimensions_than_sobol_has():
-    points = normals(8, SOBOL_ENDS + 1, dtype=torch.float32, device=torch.device("cpu"))
-    assert points.shape == (8, SOBOL_ENDS + 1)
-    assert points.sum(0).abs().max() < 1e-5
-    assert torch.equal(points, normals(8, SOBOL_ENDS + 1, dtype=torch.float32, device=torch.device("cpu")))
+# --- many classes ----------------------------------------------------------------------------------------
+
+
+def many(classes, rows=4, var=1.0, dtype=torch.float64):
+    """As of a trained classifier: a few classes stand out, and variances differ by a factor of three."""
+    generator = torch.Generator().manual_seed(0)
+    mean = 1.5 * torch.randn(rows, classes, generator=generator, dtype=dtype)
+    mean[:, 7 :: classes // 8] += torch.linspace(3, 10, rows, dtype=dtype)[:, None]
+    return vp.Moments(mean, var * (0.5 + torch.rand(rows, classes, generator=generator, dtype=dtype)))
+
+
+def by_sampling(x, draws=20_000):
+    """Probabilities and their errors, and the mean entropy, from pairs ±z."""
+    generator, found = torch.Generator().manual_seed(1), []
+    for _ in range(draws // 200):
+        z = torch.randn(100, *x.shape, generator=generator, dtype=x.mean.dtype)
+        probs = (x.mean + x.var.sqrt() * torch.cat([z, -z])).softmax(-1)
+        found.append((probs.mean(0), torch.special.entr(probs).sum(-1).mean(0)))
+    probs, entropy = (torch.stack(part) for part in zip(*found, strict=True))
+    return probs.mean(0), probs.std(0) / math.sqrt(len(found)), entropy.mean(0)
+
+
+@pytest.mark.parametrize("var", [0.1, 1.0, 4.0])
+def test_of_many_classes_the_likeliest_are_sampled(monkeypatch, var):
+    x = many(3000, var=var)
+    link, (truth, error, entropy) = vp.links.Softmax(), by_sampling(x)
+
+    def divergence(probs):
+        """The mean of KL(truth, probs)."""
+        return float((truth * (truth / probs).log()).sum(-1).mean())
+
+    probs = link(x).probs
+    torch.testing.assert_close(probs.sum(-1), torch.ones(4, dtype=torch.float64))
+    off = (probs - truth) / (error * math.sqrt(20_000 / 256))
+    assert off.square().mean() < 1, "as by 256 random points"
+    assert (off[truth > 0.01].abs() < 4).all()
+    torch.testing.assert_close(link.expected_entropy(x), entropy, rtol=0.01, atol=2e-3)
+    ours = divergence(probs)
+    monkeypatch.setattr(expectations, "MANY", 3000)
+    assert ours < divergence(link(x).probs), "with a point for every class"
+
+
+@pytest.mark.parametrize("classes", [MANY + 1, 50_000])
+def test_many_classes_without_variance_are_as_they_are(classes):
+    x = many(classes, rows=2)
+    x = vp.Moments(x.mean, torch.zeros_like(x.var))
+    torch.testing.assert_close(vp.links.Softmax()(x).probs, x.mean.softmax(-1), rtol=1e-10, atol=1e-300)
+    target = torch.tensor([7, 11])
+    torch.testing.assert_close(
+        vp.links.Softmax().loss(x, target), torch.nn.functional.cross_entropy(x.mean, target, reduction="none")
+    )
+
+
+def test_wide_gaussians_of_many_classes():
+    """The mean of Σ exp(x) would be made by values that do not occur."""
+    x = many(3000, var=30.0)
+    truth, *_ = by_sampling(x)
+    probs = vp.links.Softmax()(x).probs
+    assert (probs.amax(-1) - truth.amax(-1)).abs().max() < 0.03
+    alike = vp.links.Softmax()(vp.Moments(torch.zeros(1, 3000), torch.full((1, 3000), 100.0))).probs
+    assert float(alike.max()) < 0.01
+
+
+def test_the_order_of_many_classes_makes_no_difference():
+    x, order = many(3000), torch.randperm(3000)
+    shuffled = vp.links.Softmax()(vp.Moments(x.mean[:, order], x.var[:, order])).probs
+    torch.testing.assert_close(shuffled, vp.links.Softmax()(x).probs[:, order])
+
+
+def test_the_loss_of_many_classes_is_that_of_the_probabilities():
+    x, link = many(3000, rows=6), vp.links.Softmax()
+    leading = Condensed.of(x).others[0]
+    assert leading.shape == (6, LEADING)
+    rest = [next(i for i in range(3000) if i not in row) for row in leading[3:].tolist()]
+    target = torch.tensor([*leading[:3, 5].tolist(), *rest])
+    expected = -link(x).probs.gather(-1, target[:, None]).squeeze(-1).log()
+    torch.testing.assert_close(link.loss(x, target), expected)
+    target[1] = -100
+    torch.testing.assert_close(link.loss(x, target), torch.where(torch.arange(6) == 1, 0.0, expected))
+    whole = vp.Moments(x.mean.view(2, 3, -1), x.var.view(2, 3, -1))
+    torch.testing.assert_close(link(whole).probs.view(6, -1), link(x).probs)
+    torch.testing.assert_close(link.expected_entropy(whole).view(6), link.expected_entropy(x))
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_the_loss_of_many_classes_has_the_right_gradient(monkeypatch, spread):
+    monkeypatch.setattr(expectations, "MANY", 5)
+    monkeypatch.setattr(expectations, "LEADING", 3)
+    mean, var = (t.detach().requires_grad_() for t in logits(rows=4, classes=9, spread=spread))
+    target = torch.tensor([0, 3, 5, 8])
+    link = vp.links.Softmax(16)
+    assert torch.autograd.gradcheck(lambda m, v: link.loss(vp.Moments(m, v), target).sum(), (mean, var))
+    flat = torch.zeros(4, 9, dtype=torch.float64, requires_grad=True)
+    link.loss(vp.Moments(mean, flat), target).sum().backward()
+    assert flat.grad.isfinite().all()
 
 
 def test_predicting_in_inference_mode_first():
@@ -279,8 +369,8 @@ def test_mutual_information_of_a_sigmoid():
 
 
 def test_more_points_than_memory_holds():
-    logits = vp.Moments(torch.zeros(1, 10_000), torch.ones(1, 10_000))
-    with pytest.raises(InputError, match="1000000 points for 10000 classes are more than .*: take fewer samples"):
+    logits = vp.Moments(torch.zeros(1, 2000), torch.ones(1, 2000))
+    with pytest.raises(InputError, match="1000000 points for 2000 classes are more than .*: take fewer samples"):
         vp.links.Softmax(samples=1_000_000)(logits)
 
 

@@ -25,7 +25,15 @@ from varprop.graph.captured import outside
 from varprop.moments import Moments
 from varprop.posterior.likelihood import SIGMOID, SOFTMAX, Likelihood, normal
 from varprop.posterior.running import Running
-from varprop.prediction.expectations import MOST_SAMPLES, log_mean_sigmoid, mean_sigmoid, over_samples, pieces, sampled
+from varprop.prediction.expectations import (
+    MOST_SAMPLES,
+    Condensed,
+    log_mean_sigmoid,
+    mean_sigmoid,
+    over_samples,
+    pieces,
+    sampled,
+)
 from varprop.prediction.logits import Logits, at_least_two, checked, widened
 from varprop.prediction.prediction import Prediction, Regression
 from varprop.prediction.targets import IGNORED, class_indices, class_scores, labelled, of_labelled, refuse_shape
@@ -135,15 +143,21 @@ class Categorical(ClassLink):
         return logits.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
     def expected_entropy(self, logits: Moments) -> Tensor:
-        def entropy(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
-            return torch.special.entr(sampled(mean, std, points).softmax(-1)).sum((1, 2))
+        def total(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
+            probs = sampled(mean, std, points).softmax(-1)
+            return torch.stack([torch.special.entr(probs).sum((1, 2)), probs[..., -1].sum(1)], -1)
 
-        return over_samples(entropy, checked(logits), self.samples)
+        few = Condensed.of(checked(logits))
+        entropy, last = over_samples(total, few.logits, self.samples).unbind(-1)
+        return entropy + last * few.entropy_within
 
 
 @dataclass(frozen=True)
 class Softmax(Categorical):
-    """Softmax averaged over ``samples`` fixed, evenly spread points of the logit Gaussian (the paper's output rule)."""
+    """Softmax averaged over ``samples`` fixed, evenly spread points of the logit Gaussian (the paper's output rule).
+
+    Of more than 2,048 classes, the 256 likeliest are sampled.
+    """
 
     samples: int = 256
     name: ClassVar[str] = "softmax"
@@ -152,7 +166,8 @@ class Softmax(Categorical):
         def total(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
             return sampled(mean, std, points).softmax(-1).sum(1)
 
-        return over_samples(total, at_least_two(logits), self.samples)
+        few = Condensed.of(at_least_two(logits))
+        return few.unfolded(over_samples(total, few.logits, self.samples))
 
     @of_labelled
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
@@ -163,14 +178,16 @@ class Softmax(Categorical):
             chosen = draws.gather(-1, target[:, None, None].expand(-1, draws.shape[1], 1)).squeeze(-1)
             return chosen - draws.logsumexp(-1)
 
+        few = Condensed.of(at_least_two(logits))
+        target, within = few.folded(target)
         losses = []
-        for points, mean, std, labels in pieces(at_least_two(logits), self.samples, target):
+        for points, mean, std, labels in pieces(few.logits, self.samples, target):
             parts = [
                 checkpoint(likelihood, mean, std, some, labels, use_reentrant=False, preserve_rng_state=False)
                 for some in points
             ]
             losses.append(math.log(self.samples) - torch.cat(parts, 1).logsumexp(1))
-        return torch.cat(losses).view(target.shape)
+        return torch.cat(losses).view(target.shape) + within
 
 
 class MeanField(ClassLink):
