@@ -268,6 +268,8 @@ def main() -> None:
     parser.add_argument("--profile", nargs="*", default=[], help="whose kernels are listed, such as 'CVP, compiled'")
     parser.add_argument("--out", type=Path)
     args = started(parser)
+    if not set(PLAIN) & set(args.methods):
+        parser.error(f"--methods needs a plain model to compare with, such as {PLAIN[-1]!r}")
     args.plain_forms = args.plain_forms or args.forms
     where = args.out or RESULTS / f"speed-{args.device}-{args.dtype}.jsonl"
     setting = {"device": args.device, "dtype": args.dtype, "threads": args.threads, "torch": torch.__version__}
