@@ -48,7 +48,7 @@ def measured(layers: int, rules: vp.RuleSet) -> dict[str, Any]:
     plain = seconds_per_token(lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1), plain_token)
     net = vp.propagate(model, vp.Posterior.isotropic(model, std=1e-3), rules)
     net.capture(input_ids=ids)
-    stepper = vp.Stepper(vp.Propagated(net, link=vp.links.MeanFieldSoftmax()))
+    stepper = vp.Stepper(vp.Propagated(net))
     found = seconds_per_token(
         lambda: stepper.begin(ids, mask, room=TOKENS), lambda state: stepper.proceed(ids[:, 0], state[1])
     )

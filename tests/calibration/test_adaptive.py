@@ -199,6 +199,15 @@ def test_more_data_than_choices_are_made_on():
     assert nll(fitted, X, y) == pytest.approx(nll(whole, X, y), abs=0.01)
 
 
+def test_a_temperature_is_fitted_to_more_data_than_choices_are_made_on():
+    y, net = labels(), small()
+    fitted = calibrate(net, [(X, y)], procedure=vp.Adaptive(most=50))
+    assert fitted.calibration.chosen == "temperature"
+    alone = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(X, y)]).temperature
+    some = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(X[::16], y[::16])]).temperature
+    assert abs(math.log(fitted.temperature / alone)) < abs(math.log(some / alone)) / 2
+
+
 def test_regression_with_noise_that_is_not_known():
     net = small("regression")
     y = net._model[0](X).detach() + 0.3 * torch.randn(len(X), 1, generator=torch.Generator().manual_seed(2))

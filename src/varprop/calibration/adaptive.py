@@ -63,7 +63,8 @@ class Adaptive:
     standard deviations. What has the best cross-validated likelihood is taken, or what is simpler and nearly as good;
     and if the propagated variance does not raise that of the plain network with a temperature, it is left out.
 
-    Choices are made on ``most`` to 2·``most`` examples, spread over the set; the scales are then fitted to all.
+    Choices are made on ``most`` to 2·``most`` examples, spread over the set; scales and temperature are then fitted to
+    all.
     ``micro_batch`` examples at most go through the network together, and no fit takes more than ``steps`` steps.
     """
 
@@ -106,11 +107,13 @@ class _Fit:
         found = [*self._without_scales(widths), *reversed([*self._with_scales(widths, names)])]
         chosen = choose(found)
         self.wide.set(chosen.width)
-        if (theta := chosen.theta) is not None:
-            if self.folds.stride > 1:
-                theta = self._refit(theta, chosen, names)
-                chosen = replace(chosen, setting=float(theta[-1]))
-            self._set(names, theta)
+        theta = chosen.theta
+        if theta is None:
+            theta, names = np.array([chosen.setting]), []
+        if self.folds.stride > 1 and self.output.fitted and chosen.name != "plain":
+            theta = self._refit(theta, chosen, names)
+            chosen = replace(chosen, setting=float(theta[-1]))
+        self._set(names, theta)
         return self._finish(widths, found, chosen)
 
     def _without_scales(self, widths: Widths) -> list[Candidate]:
