@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
 from tests.models import posterior_of
+from varprop.calibration import adaptive
 from varprop.calibration.adaptive import Candidate, choose
 from varprop.calibration.folds import split_folds
 from varprop.calibration.procedure import HeldOut
@@ -206,6 +207,26 @@ def test_a_temperature_is_fitted_to_more_data_than_choices_are_made_on():
     alone = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(X, y)]).temperature
     some = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(X[::16], y[::16])]).temperature
     assert abs(math.log(fitted.temperature / alone)) < abs(math.log(some / alone)) / 2
+
+
+@pytest.mark.parametrize(
+    ("link", "chosen", "fitted"),
+    [
+        (vp.links.Gaussian(0.3), -1, 3),  # scales, with nothing at the output
+        (vp.links.Gaussian(0.3), 2, None),  # a width, likewise
+        (vp.links.Gaussian(), -1, 3),
+        (vp.links.Gaussian(), 2, 0),
+        (vp.links.Gaussian(), 1, 0),
+    ],
+)
+def test_what_is_fitted_to_all_examples(monkeypatch, link, chosen, fitted):
+    """Scales if they were chosen, and the output's parameter if it is not given."""
+    net, seen, refit = small("regression"), [], adaptive._Fit._refit
+    y = net._model[0](X[:240]).detach() + 0.3 * torch.randn(240, 1, generator=torch.Generator().manual_seed(2))
+    monkeypatch.setattr(adaptive, "choose", lambda found: found[chosen])
+    monkeypatch.setattr(adaptive._Fit, "_refit", lambda self, *args: seen.append(len(args[2])) or refit(self, *args))
+    calibrate(net, [(X[:240], y)], link=link, procedure=vp.Adaptive(most=50))
+    assert seen == ([] if fitted is None else [fitted])
 
 
 def test_regression_with_noise_that_is_not_known():

@@ -110,7 +110,8 @@ class _Fit:
         theta = chosen.theta
         if theta is None:
             theta, names = np.array([chosen.setting]), []
-        if self.folds.stride > 1 and self.output.fitted and chosen.name != "plain":
+        to_fit = bool(names) or (self.output.fitted and chosen.name != "plain")
+        if to_fit and self.folds.stride > 1:
             theta = self._refit(theta, chosen, names)
             chosen = replace(chosen, setting=float(theta[-1]))
         self._set(names, theta)
