@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+from varprop.calibration.widths import PosteriorWidth
 from varprop.graph import uniform
 
 aten = torch.ops.aten
@@ -106,3 +107,21 @@ def test_variances_may_be_scaled():
     fresh.load_state_dict(fitted.state_dict())
     fresh.temperature = fitted.temperature
     torch.testing.assert_close(tuple(fresh(x)), tuple(fitted(x)))
+
+
+@pytest.mark.parametrize("rules", [vp.CVP, vp.STREAMLINING, vp.FACTORED], ids=lambda rules: rules.name)
+def test_what_is_captured_while_the_width_is_0(rules):
+    """As in a search for the width: a graph of its own for another number of dimensions."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    mean = dict(model.named_parameters())
+    posterior = vp.Posterior.from_tensors(mean, {name: 0.01 * torch.rand_like(x) for name, x in mean.items()})
+    net, x = vp.propagate(model, posterior, rules), torch.randn(2, 5, 6)
+    net.capture(x[0])
+    width = PosteriorWidth(net)
+    width.set(0.0)
+    net.capture(x)
+    width.set(0.2)
+    again = vp.propagate(model, vp.Posterior.from_tensors(dict([*net.mean]), dict([*net.var])), rules)
+    torch.testing.assert_close(net(x).var, again(x).var)
+    torch.testing.assert_close(net(x[0]).var, again(x[0]).var)

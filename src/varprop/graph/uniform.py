@@ -43,7 +43,11 @@ def sum_uniform(graph: fx.Graph, tensors: Registries) -> None:
 
 
 def _is_uniform(var: Tensor) -> bool:
-    return not var.is_meta and var.numel() > 0 and bool((var == var.flatten()[0]).all())
+    """Variances of 0 are not: they may be those of a posterior whose width is being searched."""
+    if var.is_meta or not var.numel():
+        return False
+    first = var.flatten()[0]
+    return bool(first > 0) and bool((var == first).all())
 
 
 def _fits(node: fx.Node) -> bool:
