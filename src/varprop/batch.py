@@ -49,6 +49,10 @@ class Inputs:
         """The examples at which ``chosen`` is true."""
         return self if bool(chosen.all()) else self._each_row(lambda x: x[chosen.to(x.device)])
 
+    def in_order(self, order: Tensor) -> Self:
+        """The examples of these numbers."""
+        return self._each_row(lambda x: x[order.to(x.device)])
+
     def _each_row(self, select: Callable[[Tensor], Tensor]) -> Self:
         return tree_map_only(Tensor, lambda x: select(x) if x.ndim and len(x) == len(self) else x, self)
 

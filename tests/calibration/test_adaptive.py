@@ -200,13 +200,25 @@ def test_more_data_than_choices_are_made_on():
     assert nll(fitted, X, y) == pytest.approx(nll(whole, X, y), abs=0.01)
 
 
-def test_a_temperature_is_fitted_to_more_data_than_choices_are_made_on():
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_temperature_is_fitted_to_more_data_than_choices_are_made_on(in_order):
+    """Also where data are sorted by class, as folders of images are."""
     y, net = labels(), small()
-    fitted = calibrate(net, [(X, y)], procedure=vp.Adaptive(most=50))
+    order = y.argsort(stable=True) if in_order else torch.arange(len(y))
+    x, y = X[order], y[order]
+    fitted = calibrate(net, [(x, y)], procedure=vp.Adaptive(most=50))
     assert fitted.calibration.chosen == "temperature"
-    alone = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(X, y)]).temperature
-    some = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(X[::16], y[::16])]).temperature
-    assert abs(math.log(fitted.temperature / alone)) < abs(math.log(some / alone)) / 2
+    alone = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(x, y)]).temperature
+    some = vp.TemperatureScaled(vp.MeanNetwork(net._model[0])).fit([(x[::16], y[::16])]).temperature
+    assert abs(math.log(fitted.temperature / alone)) < 0.02
+    assert abs(math.log(some / alone)) > 0.03
+
+
+def test_pieces_of_a_sorted_set_are_alike():
+    """Their gradients would differ by more than chance, and every step be too short."""
+    folds = split_folds(HeldOut([(X[:1000], torch.arange(1000) // 100)]), 5, 2000, 256)
+    for piece in folds.pieces:
+        assert len(piece.batch.target.unique()) > 5
 
 
 @pytest.mark.parametrize(

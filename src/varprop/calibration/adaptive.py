@@ -13,7 +13,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.calibration.folds import Folds, Piece, parts, split_folds
 from varprop.calibration.procedure import HeldOut, Request
-from varprop.calibration.shrinkage import Pass, Prior, ScaleObjective, fit
+from varprop.calibration.shrinkage import Pass, Prior, ScaleObjective, fisher, fit
 from varprop.calibration.widths import WIDEST, Array, OutputParameter, PosteriorWidth, Widths, forward, search
 from varprop.errors import CalibrationError
 from varprop.graph.captured import outside
@@ -41,7 +41,7 @@ class Candidate:
     width: float = 0.0
     setting: float = 0.0  # of the output
     theta: Array | None = None  # log α of the scales, and that setting
-    spread: float = 0.0
+    prior: Prior | None = None  # of θ, or of that setting alone; of what is fitted
     converged: bool = True
 
     @property
@@ -110,22 +110,24 @@ class _Fit:
         theta = chosen.theta
         if theta is None:
             theta, names = np.array([chosen.setting]), []
-        to_fit = bool(names) or (self.output.fitted and chosen.name != "plain")
-        if to_fit and self.folds.stride > 1:
-            theta = self._refit(theta, chosen, names)
+        if chosen.prior and (names or self.output.fitted) and self.folds.stride > 1:
+            theta = self._refit(theta, chosen.prior, names)
             chosen = replace(chosen, setting=float(theta[-1]))
         self._set(names, theta)
         return self._finish(widths, found, chosen)
 
     def _without_scales(self, widths: Widths) -> list[Candidate]:
         folds, (width, setting) = self.folds.of_examples, widths.best()
-        alone = widths.best(variance=False)[1]
-        fitted = Candidate("temperature", widths.cross_validated(folds, variance=False), setting=widths.settings[alone])
+        alone = float(widths.settings[widths.best(variance=False)[1]])
+        without, beside = (Prior(math.inf, *each) for each in ((0.0, self.output.spread), (alone, self.output.shift)))
+        fitted = Candidate("temperature", widths.cross_validated(folds, variance=False), setting=alone, prior=without)
         return [
             # A regression without its noise has no loss: there, nothing is simpler than the noise alone.
             Candidate("plain", widths.plain) if self.output.is_temperature else replace(fitted, name="plain"),
             fitted if self.output.is_temperature else replace(fitted, name="noise"),
-            Candidate("width", widths.cross_validated(folds), widths.widths[width], setting=widths.settings[setting]),
+            Candidate(
+                "width", widths.cross_validated(folds), widths.widths[width], widths.settings[setting], prior=beside
+            ),
         ]
 
     def _with_scales(self, widths: Widths, names: Sequence[str]) -> Iterator[Candidate]:
@@ -143,26 +145,30 @@ class _Fit:
             theta = found.theta
             losses = objective.evaluate(pieces, *found.without, gradients=False).losses
             yield Candidate(
-                f"scales ±{spread:g}", losses, widths.widths[width], float(theta[-1]), theta, spread, found.converged
+                f"scales ±{spread:g}", losses, widths.widths[width], float(theta[-1]), theta, prior, found.converged
             )
         self._set(names, np.zeros(len(names)))
 
-    def _refit(self, start: Array, chosen: Candidate, names: Sequence[str]) -> Array:
-        """θ fitted to all examples, from what was found on some of them."""
-        objective, size = self._objective(names, 0), self.procedure.micro_batch
+    def _refit(self, start: Array, prior: Prior, names: Sequence[str]) -> Array:
+        """θ fitted to all examples, from what was found on some of them, which tell how curved the loss is."""
+        size, stride = self.procedure.micro_batch, self.folds.stride
+        some = self._objective(names, 0).evaluate(self.folds.pieces, start)
+        objective = self._objective(names, 0, stride)
 
         def evaluate(theta: Array) -> Pass:
             pieces = (Piece(part, 0) for batch in self.held_out for part in parts(batch, size))
             return objective.evaluate(pieces, theta)
 
-        prior = Prior(chosen.spread, chosen.setting, self.output.shift)
-        return fit(evaluate, start, prior, np.array([], int), 2).theta
+        return fit(evaluate, start, prior, np.array([], int), 2, stride * fisher(some.gradients)).theta
 
     def _set(self, names: Sequence[str], theta: Array) -> None:
         self._objective(names, 0).set(theta)
 
-    def _objective(self, names: Sequence[str], cache: int) -> ScaleObjective:
-        return ScaleObjective(self.net, self.output, names, cache, self._count, self.request.group)
+    def _objective(self, names: Sequence[str], cache: int, weight: float = 1) -> ScaleObjective:
+        """A pass counts as ``weight``."""
+        return ScaleObjective(
+            self.net, self.output, names, cache, lambda passes: self._count(weight * passes), self.request.group
+        )
 
     def _count(self, passes: float) -> None:
         self.passes += passes

@@ -46,7 +46,7 @@ class Folds:
 def split_folds(batches: HeldOut, folds: int, most: int, micro_batch: int) -> Folds:
     """Read the batches once. Of more than 2·``most`` examples every second, fourth, … is kept.
 
-    Folds take turns, example by example, so that a sorted set is split evenly.
+    Folds take turns, example by example, so that a sorted set is split evenly; pieces of a fold are drawn at random.
     """
     kept: list[tuple[Batch, Tensor]] = []  # with the numbers of the examples
     count, stride = 0, 1
@@ -61,9 +61,14 @@ def split_folds(batches: HeldOut, folds: int, most: int, micro_batch: int) -> Fo
         Piece(part, fold)
         for fold in range(folds)
         for batch in joined([b.take(numbers // stride % folds == fold) for b, numbers in kept])
-        for part in parts(batch, size)
+        for part in parts(_shuffled(batch), size)
     ]
     return Folds(pieces, count, stride)
+
+
+def _shuffled(batch: Batch) -> Batch:
+    """Else pieces of a sorted set would differ by more than chance, and the loss would seem more curved than it is."""
+    return batch.in_order(torch.randperm(len(batch), generator=torch.Generator().manual_seed(0)))
 
 
 def _thinned(kept: list[tuple[Batch, Tensor]], stride: int) -> list[tuple[Batch, Tensor]]:

@@ -48,6 +48,7 @@ class OutputParameter:
         self.link = link
         self.is_temperature = isinstance(link, ClassLink)
         self.fitted = self.is_temperature or (isinstance(link, Gaussian) and link.noise_std is None)
+        self.spread = TEMPERATURE_STD if self.is_temperature else math.inf
         self.shift = SHIFT_STD if self.is_temperature else NOISE_STD
 
     def loss(self, logits: Moments, target: Tensor, u: float | Tensor) -> Tensor:
@@ -199,7 +200,7 @@ class _Prior:
     """−log p(u) of settings u up to a constant: with variance, around what is best without."""
 
     def __init__(self, output: OutputParameter, settings: Array, losses: Array) -> None:
-        self.spread, self.shift = TEMPERATURE_STD if output.is_temperature else math.inf, output.shift
+        self.spread, self.shift = output.spread, output.shift
         self.alone = float(settings[(losses.sum(-1) + self(0.0, settings)).argmin()])
 
     def __call__(self, width: float, u: Array) -> Array:
