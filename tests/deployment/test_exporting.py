@@ -51,12 +51,12 @@ def test_an_archive_runs_at_other_batch_sizes(selective, tmp_path):
 
 @pytest.mark.second
 def test_many_classes(tmp_path):
-    """Of which not all are sampled."""
+    """Of which not all are sampled, unless variances are large, as those of the second batch are."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3000)
     predictor, x = vp.Propagated(vp.propagate(model, vp.Posterior.isotropic(model))), torch.randn(5, 4)
     program = torch.export.load(vp.export(predictor, tmp_path / "net.pt2", x)).module()
-    for batch in (x, torch.randn(2, 4)):
+    for batch in (x, 100 * torch.randn(2, 4)):
         assert_same(program(batch), predictor(batch))
 
 

@@ -84,6 +84,22 @@ def test_a_device_that_multiplies_wrongly_is_found_out(monkeypatch, caplog, wron
     assert ("wrong on cpu" in caplog.text) == (wrong != 1)
 
 
+def test_rounding_alone_is_not_taken_for_an_error(monkeypatch):
+    def rounded(mean, var, weights, rows, columns, _):
+        """What the kernel does, in PyTorch; the sum of a uniform variance is not rounded."""
+        size = mean.shape[1]
+        squares, shares = mean.float().square(), float8.shares_of(weights, size)
+        rest = (squares.sum(1, keepdim=True) / shares).expand(-1, shares) if shares else squares
+        both = torch.cat([var.float(), rest], 1) * columns
+        scale = both.amax(1, keepdim=True) / float8.LARGEST
+        part = float8._dithered(both / scale).to(float8.EIGHT).float()
+        numbers = torch.cat([part[:, :size], (both / scale)[:, size:]], 1) if shares else part
+        return (numbers @ weights.float().T * scale * rows.T).to(mean.dtype)
+
+    monkeypatch.setattr(float8, "_launch", rounded)
+    assert float8._is_right(torch.device("cpu"))
+
+
 def test_a_device_that_cannot_multiply_is_found_out(monkeypatch, caplog):
     monkeypatch.setattr(float8, "_launch", lambda *_: torch.empty(0).item())
     assert not float8._is_right(torch.device("cpu"))

@@ -11,7 +11,7 @@ import varprop as vp
 from varprop.errors import InputError, OutputError
 from varprop.prediction import expectations
 from varprop.prediction import links as module
-from varprop.prediction.expectations import LEADING, MANY, Condensed, normals
+from varprop.prediction.expectations import LEADING, MANY, SOBOL_ENDS, Condensed, normals
 
 CLASS_LINKS = [
     vp.links.Softmax(),
@@ -119,6 +119,13 @@ def test_the_sampled_mean_is_unbiased_in_each_dimension():
     assert (points.square().mean(0) - 1).abs().max() < 0.05
 
 
+def test_more_dimensions_than_sobol_has():
+    points = normals(8, SOBOL_ENDS + 1, dtype=torch.float32, device=torch.device("cpu"))
+    assert points.shape == (8, SOBOL_ENDS + 1)
+    assert points.sum(0).abs().max() < 1e-5
+    assert torch.equal(points, normals(8, SOBOL_ENDS + 1, dtype=torch.float32, device=torch.device("cpu")))
+
+
 # --- many classes ----------------------------------------------------------------------------------------
 
 
@@ -172,14 +179,48 @@ def test_many_classes_without_variance_are_as_they_are(classes):
     )
 
 
-def test_wide_gaussians_of_many_classes():
-    """The mean of Σ exp(x) would be made by values that do not occur."""
-    x = many(3000, var=30.0)
-    truth, *_ = by_sampling(x)
-    probs = vp.links.Softmax()(x).probs
-    assert (probs.amax(-1) - truth.amax(-1)).abs().max() < 0.03
-    alike = vp.links.Softmax()(vp.Moments(torch.zeros(1, 3000), torch.full((1, 3000), 100.0))).probs
-    assert float(alike.max()) < 0.01
+@pytest.mark.parametrize("var", [9.0, 30.0])
+def test_wide_gaussians_of_many_classes_are_sampled_throughout(monkeypatch, var):
+    """There the others' sum is no constant, and their entropy not that of their means."""
+    x, link = many(3000, var=var), vp.links.Softmax()
+    _, _, entropy = by_sampling(x)
+    probs, found, loss = link(x).probs, link.expected_entropy(x), link.loss(x, torch.arange(4))
+    torch.testing.assert_close(found, entropy, rtol=0.05, atol=0.05)
+    monkeypatch.setattr(expectations, "MANY", 3000)
+    torch.testing.assert_close(probs, link(x).probs)
+    torch.testing.assert_close(loss, link.loss(x, torch.arange(4)))
+    torch.testing.assert_close(found, link.expected_entropy(x))
+
+
+@pytest.mark.parametrize("viable", [20, LEADING + 1, 2000])
+@pytest.mark.parametrize("var", [1.0, 9.0])
+def test_of_many_classes_some_are_ruled_out(viable, var):
+    mean = torch.full((2, 3000), -1e4, dtype=torch.float64)
+    mean[:, :viable] = 0.1 * torch.randn(2, viable, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = vp.Moments(mean, torch.full_like(mean, var))
+    truth, error, entropy = by_sampling(x)
+    found = vp.links.Softmax()(x)
+    off = (found.probs - truth)[:, :viable] / (error * math.sqrt(20_000 / 256))[:, :viable]
+    assert off.square().mean() < 1
+    assert found.probs[:, viable:].sum() == 0
+    torch.testing.assert_close(vp.links.Softmax().expected_entropy(x), entropy, rtol=0.05, atol=0.05)
+
+
+def test_wide_and_narrow_gaussians_in_one_batch():
+    narrow, wide, link = many(3000, rows=5), many(3000, rows=5, var=30.0), vp.links.Softmax()
+    mixed = vp.Moments(*(torch.stack([a, b], 1) for a, b in zip(narrow, wide, strict=True)))
+    target = torch.arange(10).view(5, 2)
+    for quantity in (lambda x, y: link(x).probs, link.loss, lambda x, y: link.expected_entropy(x)):
+        apart = torch.stack([quantity(narrow, target[:, 0]), quantity(wide, target[:, 1])], 1)
+        torch.testing.assert_close(quantity(mixed, target), apart)
+
+
+@pytest.mark.parametrize("classes", [10, 3000])
+def test_no_examples(classes):
+    x, link = vp.Moments(torch.zeros(0, classes), torch.ones(0, classes)), vp.links.Softmax()
+    assert link(x).probs.shape == (0, classes)
+    assert link.loss(x, torch.zeros(0, dtype=torch.long)).shape == (0,)
+    assert link.expected_entropy(x).shape == (0,)
 
 
 def test_the_order_of_many_classes_makes_no_difference():
@@ -205,6 +246,7 @@ def test_the_loss_of_many_classes_is_that_of_the_probabilities():
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 def test_the_loss_of_many_classes_has_the_right_gradient(monkeypatch, spread):
+    monkeypatch.setattr(expectations, "STEADY", math.inf)
     monkeypatch.setattr(expectations, "MANY", 5)
     monkeypatch.setattr(expectations, "LEADING", 3)
     mean, var = (t.detach().requires_grad_() for t in logits(rows=4, classes=9, spread=spread))

@@ -39,7 +39,9 @@ BIAS, SPREAD = 0.005, 0.02  # of a variance, relative: more than what rounding l
 
 @functools.cache
 def has_eight_bits(device: torch.device) -> bool:
-    """Does it multiply them, and rightly? That is tried once in a process: a compiler's error shows in nothing else."""
+    """Does it multiply them, and rightly? That is tried once in a process, in one size: an error of the compiler would
+    show in nothing else. Norms that write 8 bits do the same in kernels of their own, which are not tried.
+    """
     if device.type != "cuda" or not runs_on(device) or torch.version.hip is not None:
         return False
     if torch.cuda.get_device_capability(device) < OLDEST:
@@ -62,7 +64,7 @@ def _is_right(device: torch.device) -> bool:
         if not (abs(bias) < BIAS and spread < SPREAD):
             say(
                 f"products of 8-bit numbers are wrong on {device} ({bias:+.1%}, ± {spread:.1%}), and are left out: "
-                "variances of wide layers take twice as long; please report this"
+                "variances of wide layers take longer; please report this"
             )
             return False
     return True

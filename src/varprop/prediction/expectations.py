@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,13 @@ USUAL_ROWS = 64
 MOST_SAMPLES = 1 << 20
 MOST_NUMBERS = 1 << 30
 """Of all points together: 8 GB while they are made."""
+SOBOL_ENDS = torch.quasirandom.SobolEngine.MAXDIM
 _SEED = 0x5EED
 MANY = 2048
-"""Classes; of more than these, only the leading ones are sampled."""
+"""Classes; of more than these, only the leading ones are sampled, where the others' sum is steady enough:"""
 LEADING = 256
+STEADY = 0.5
+"""its standard deviation as a share of it."""
 RARE = 1e-4
 """Probabilities of a sigmoid below are computed in log space where their log is asked for."""
 
@@ -56,7 +60,7 @@ def pieces(logits: Moments, samples: int, *targets: Tensor) -> Iterator[tuple[An
         yield points.split(max(1, BUDGET // (USUAL_ROWS * mean.shape[-1]))), *flat
         return
     for part in zip(*(x.split(rows) for x in flat), strict=True):
-        yield points.split(max(1, BUDGET // part[0].numel())), *part
+        yield points.split(max(1, BUDGET // max(1, part[0].numel()))), *part
 
 
 def sampled(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
@@ -71,47 +75,60 @@ def root(var: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)  # where they are used, so that they are not moved there for every batch
-@torch.inference_mode(False)  # they may be made while predicting and used again in calibration
 def normals(samples: int, dims: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """``samples`` points of a standard normal distribution in ``dims`` dimensions, spread evenly: a scrambled Sobol set
-    through the inverse normal distribution function.
+    """``samples`` points of a standard normal distribution in ``dims`` dimensions, spread evenly.
+
+    A scrambled Sobol set through the inverse normal distribution function. Sobol's numbers end at 21,201 dimensions;
+    beyond, the points are pseudo-random and come in pairs ±z, so that their mean is 0 all the same.
     """
     if samples * dims > MOST_NUMBERS:
         raise InputError(f"{samples} points for {dims} classes are more than memory holds: take fewer samples")
+    with ThreadPoolExecutor(1) as aside:  # where nothing is traced, and what is made can be used in calibration
+        return aside.submit(_normals, samples, dims).result().to(device=device, dtype=dtype)
+
+
+def _normals(samples: int, dims: int) -> Tensor:
+    if dims > SOBOL_ENDS:
+        half = torch.randn(-(-samples // 2), dims, generator=torch.Generator().manual_seed(_SEED))
+        return torch.cat([half, -half])[:samples]
     uniform = torch.quasirandom.SobolEngine(dims, scramble=True, seed=_SEED).draw(samples, dtype=torch.float64)
     smallest = 2.0**-32  # Sobol's numbers have 30 bits and may be 0
-    return torch.special.ndtri(uniform.clamp(smallest, 1 - smallest)).to(device=device, dtype=dtype)
+    return torch.special.ndtri(uniform.clamp(smallest, 1 - smallest)).float()
 
 
 @dataclass(frozen=True)
 class Condensed:
-    """The logits of the leading classes, and one without variance for all others; of few classes, all as they are.
+    """The logits of the leading classes, and one without variance for all others; or of all classes as they are.
 
-    The others' Σ eᶻ of thousands of terms is taken for its mean, Σ exp(μ + v/2). If σ is larger than σ₀ = √(2 ln n),
-    the mean of n terms is made by ones too rare to occur: there it is μ + σσ₀ − σ₀²/2, as in the random energy model.
-    Within the others, probabilities are as these terms. Up to v = 4 this is nearer to the truth than all classes by as
-    many points, because these are spread more evenly over fewer dimensions; for wide Gaussians (σ above 4) the largest
-    probability is too large, by 0.03 at most in 1,000 classes of v = 30.
+    The others' Σ eˣ of thousands of terms is taken for its mean, Σ exp(μ + v/2), and within it probabilities are as
+    these terms. This is nearer to the truth than all classes by as many points, which are spread less evenly over more
+    dimensions.
     """
 
     logits: Moments
     others: tuple[Tensor, Tensor, Tensor] | None = None
-    """The numbers of the leading classes; log of the share of each class in that sum, −∞ of these; E[x eˣ]/E[eˣ] less
-    the log of E[eˣ], of each class."""
+    """The numbers of the leading classes; log of the share of each class in that sum, −∞ of these; all variances."""
 
     @classmethod
     def of(cls, logits: Moments) -> Condensed:
-        classes = logits.shape[-1]
-        if classes <= MANY:
-            return cls(logits)
-        std, edge = root(logits.var), math.sqrt(2 * math.log(classes - LEADING))
-        terms = logits.mean + torch.where(std > edge, edge * std - edge**2 / 2, logits.var / 2)
+        terms = logits.mean + logits.var / 2
         leading = terms.detach().topk(LEADING).indices
         terms = terms.scatter(-1, leading, -math.inf)
         rest = terms.logsumexp(-1, keepdim=True)
         mean = torch.cat([logits.mean.gather(-1, leading), rest], -1)
         moments = Moments(mean, F.pad(logits.var.gather(-1, leading), (0, 1)))
-        return cls(moments, (leading, terms - rest, logits.var.clamp_max(edge**2) / 2))
+        return cls(moments, (leading, terms - rest, logits.var))
+
+    def steady(self) -> Tensor:
+        """Of each row, whether the others' sum varies little: the root of Σ exp(2μ + v)(eᵛ − 1) is small beside it."""
+        assert self.others is not None
+        _, log_share, var = self.others
+        return (2 * log_share + var + torch.log(-torch.expm1(-var))).logsumexp(-1) < 2 * math.log(STEADY)
+
+    def take(self, rows: Tensor) -> Condensed:
+        assert self.others is not None
+        leading, log_share, var = (x[rows] for x in self.others)
+        return Condensed(Moments(*(x[rows] for x in self.logits)), (leading, log_share, var))
 
     def unfolded(self, probs: Tensor) -> Tensor:
         """The probabilities of all classes."""
@@ -135,9 +152,39 @@ class Condensed:
         """Of a class, given that it is one of the others: the mean over networks, log Σ eˣ − Σ x eˣ / Σ eˣ."""
         if self.others is None:
             return 0.0
-        _, log_share, excess = self.others
+        _, log_share, var = self.others
         share = log_share.exp()
-        return (torch.special.entr(share) - share * excess).sum(-1)
+        return (torch.special.entr(share) - share * var / 2).sum(-1)
+
+
+def by_rows(function: Callable[..., Tensor], logits: Moments, *targets: Tensor) -> Tensor:
+    """``function(condensed, *targets)``, of the leading classes where there are many and the others' sum is steady."""
+    classes = logits.shape[-1]
+    flat = *(x.reshape(-1, classes) for x in logits), *(target.reshape(-1) for target in targets)
+    if classes <= MANY:
+        results = [function(Condensed(Moments(*flat[:2])), *flat[2:])]
+    elif torch.compiler.is_compiling() or torch.compiler.is_exporting():  # nothing may depend on the numbers
+        few = Condensed.of(Moments(*flat[:2]))
+        some, whole = function(few, *flat[2:]), function(Condensed(Moments(*flat[:2])), *flat[2:])
+        results = [torch.where(few.steady().view(-1, *[1] * (some.ndim - 1)), some, whole)]
+    else:
+        size = max(1, BUDGET // classes)
+        results = [_some_rows(function, *part) for part in zip(*(x.split(size) for x in flat), strict=True)]
+    result = torch.cat(results)
+    return result.view(*logits.shape[:-1], *result.shape[1:])
+
+
+def _some_rows(function: Callable[..., Tensor], mean: Tensor, var: Tensor, *targets: Tensor) -> Tensor:
+    few = Condensed.of(Moments(mean, var))
+    steady = few.steady()
+    if bool(steady.all()):
+        return function(few, *targets)
+    whole = function(Condensed(Moments(mean[~steady], var[~steady])), *(target[~steady] for target in targets))
+    if not bool(steady.any()):
+        return whole
+    some = function(few.take(steady), *(target[steady] for target in targets))
+    order = torch.cat([steady.nonzero(), (~steady).nonzero()]).squeeze(-1)
+    return torch.cat([some, whole])[order.argsort()]
 
 
 def mean_sigmoid(mean: Tensor, var: Tensor) -> Tensor:

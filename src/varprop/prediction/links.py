@@ -28,6 +28,7 @@ from varprop.posterior.running import Running
 from varprop.prediction.expectations import (
     MOST_SAMPLES,
     Condensed,
+    by_rows,
     log_mean_sigmoid,
     mean_sigmoid,
     over_samples,
@@ -147,16 +148,18 @@ class Categorical(ClassLink):
             probs = sampled(mean, std, points).softmax(-1)
             return torch.stack([torch.special.entr(probs).sum((1, 2)), probs[..., -1].sum(1)], -1)
 
-        few = Condensed.of(checked(logits))
-        entropy, last = over_samples(total, few.logits, self.samples).unbind(-1)
-        return entropy + last * few.entropy_within
+        def entropy(few: Condensed) -> Tensor:
+            found, last = over_samples(total, few.logits, self.samples).unbind(-1)
+            return found + last * few.entropy_within
+
+        return by_rows(entropy, checked(logits))
 
 
 @dataclass(frozen=True)
 class Softmax(Categorical):
     """Softmax averaged over ``samples`` fixed, evenly spread points of the logit Gaussian (the paper's output rule).
 
-    Of more than 2,048 classes, the 256 likeliest are sampled.
+    Of more than 2,048 classes only the 256 likeliest are sampled, where the variance of the others does not matter.
     """
 
     samples: int = 256
@@ -166,8 +169,7 @@ class Softmax(Categorical):
         def total(mean: Tensor, std: Tensor, points: Tensor) -> Tensor:
             return sampled(mean, std, points).softmax(-1).sum(1)
 
-        few = Condensed.of(at_least_two(logits))
-        return few.unfolded(over_samples(total, few.logits, self.samples))
+        return by_rows(lambda few: few.unfolded(over_samples(total, few.logits, self.samples)), at_least_two(logits))
 
     @of_labelled
     def loss(self, logits: Moments, target: Tensor) -> Tensor:
@@ -178,16 +180,18 @@ class Softmax(Categorical):
             chosen = draws.gather(-1, target[:, None, None].expand(-1, draws.shape[1], 1)).squeeze(-1)
             return chosen - draws.logsumexp(-1)
 
-        few = Condensed.of(at_least_two(logits))
-        target, within = few.folded(target)
-        losses = []
-        for points, mean, std, labels in pieces(few.logits, self.samples, target):
-            parts = [
-                checkpoint(likelihood, mean, std, some, labels, use_reentrant=False, preserve_rng_state=False)
-                for some in points
-            ]
-            losses.append(math.log(self.samples) - torch.cat(parts, 1).logsumexp(1))
-        return torch.cat(losses).view(target.shape) + within
+        def losses(few: Condensed, target: Tensor) -> Tensor:
+            target, within = few.folded(target)
+            found = []
+            for points, mean, std, labels in pieces(few.logits, self.samples, target):
+                parts = [
+                    checkpoint(likelihood, mean, std, some, labels, use_reentrant=False, preserve_rng_state=False)
+                    for some in points
+                ]
+                found.append(math.log(self.samples) - torch.cat(parts, 1).logsumexp(1))
+            return torch.cat(found) + within
+
+        return by_rows(losses, at_least_two(logits), target)
 
 
 class MeanField(ClassLink):
