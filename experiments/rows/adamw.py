@@ -10,7 +10,7 @@ from experiments.data.imagenet import tiny_imagenet
 from experiments.experiment import Experiment
 from experiments.recipes import AdamWRecipe, Schedule, SentenceRecipe
 from experiments.rows.cifar10_vit import CIFAR10_VIT
-from experiments.rows.sst2_minilm import SST2_MINILM, sorted_splits
+from experiments.rows.sst2_minilm import SST2_MINILM
 from experiments.rows.starting_points import splits
 from experiments.rows.tiny_imagenet_vit import TINY_IMAGENET_VIT
 from varprop.evaluation.methods import listed
@@ -59,7 +59,6 @@ SST2_MINILM_BY_LENGTH_ADAMW = replace(
     name="sst2-minilm-by-length-adamw",
     title="SST-2 (MiniLM, AdamW, batches of similar length)",
     about=SST2_MINILM_ADAMW.about.replace("phrases", "phrases, in batches of similar length,"),
-    splits=sorted_splits,
     recipe=SentenceRecipe(**vars(SST2_MINILM_ADAMW.recipe)),
     side_by_side=1,
 )

@@ -35,17 +35,11 @@ def splits(sources: Sources) -> Splits:
     return Splits(train, dev, tokens(texts.test), texts.classes, tuple(texts.test.texts))
 
 
-def sorted_splits(sources: Sources, seed: int) -> Splits:
-    """Those, the dev sentences by length: so calibration goes through little padding."""
-    found = splits(sources, seed)
-    return found._replace(held_out=found.held_out.take(found.held_out.inputs["attention_mask"].sum(1).argsort()))
-
-
 def masked(tokens: dict[str, Tensor]) -> dict[str, Tensor]:
     """With the mask as attention takes it, [N, 1, 1, length].
 
     From one of [N, length] the model makes it itself, but looks into it first, which vmap and graphs of kernels forbid.
-    On a CPU, padding that no sentence needs is left out; graphs of kernels want one length.
+    On a CPU, padding at the end that no sentence needs is left out; graphs of kernels want one length.
     """
     mask = tokens["attention_mask"].bool()
     length = int(mask.sum(1).max()) if mask.is_cpu and len(mask) else mask.shape[1]
