@@ -181,17 +181,18 @@ def test_thumbnails_name_prediction_and_truth(page, made):
 
 
 def test_a_click_on_a_heading_sorts(page, made):
-    column = """[...document.querySelectorAll("table.main tbody tr")].map(
+    column = """[...document.querySelectorAll("table.all tbody tr")].map(
         (line) => [line.cells[0].textContent, line.cells[2].textContent])"""
+    page.evaluate("document.querySelectorAll('details').forEach((folded) => { folded.open = true })")
     before = page.evaluate(column)
     for rising in (True, False):
-        page.click("table.main thead th:nth-child(3) button")
+        page.click("table.all thead th:nth-child(3) button")
         after = page.evaluate(column)
         numbers = [float(text.partition("±")[0]) for _, text in after if text != "–"]
         assert numbers == sorted(numbers, reverse=not rising)
-        assert after[-1][0] == "stubborn"  # what has no number is last, whichever way
+        assert after[-1][0] == "stubborn (1 of 3 seeds)"  # what has no number is last, whichever way
     assert sorted(map(tuple, after)) == sorted(map(tuple, before))
-    assert page.get_attribute("table.main thead th:nth-child(3)", "aria-sort") == "descending"
+    assert page.get_attribute("table.all thead th:nth-child(3)", "aria-sort") == "descending"
 
 
 def test_pointing_at_a_point_shows_its_value(page, made):
