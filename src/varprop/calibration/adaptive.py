@@ -22,7 +22,7 @@ from varprop.network.record import Calibration
 from varprop.prediction.links import Categorical
 from varprop.prediction.targets import labelled
 
-SPREADS = (3.0, 1.0, 0.3)  # of log α: candidates for the standard deviation of their prior, the freest first
+SPREADS = (0.3, 1.0, 3.0)  # of log α: candidates for the standard deviation of their prior
 EXAMPLES = 10  # that each scale needs, and more if it is freer than ±1: with fewer they fit noise, unseen by one step
 SLACK = 0.05  # scales are fitted from the widest posterior whose loss is that near to the least, relatively
 CLEARLY = 2.0  # standard errors: a temperature that is not needed costs little, one that is missing much
@@ -104,7 +104,8 @@ class _Fit:
         self.net.temperature = 1.0  # what an earlier calibration has found is found anew
         self._set(names, np.zeros(len(names)))
         widths = search(self.wide, self.folds, self.output, self._count, self.request.group)
-        found = [*self._without_scales(widths), *reversed([*self._with_scales(widths, names)])]
+        found = [*self._without_scales(widths)]
+        found += self._with_scales(widths, names, found[-1].nll)
         chosen = choose(found)
         self.wide.set(chosen.width)
         theta = chosen.theta
@@ -130,7 +131,8 @@ class _Fit:
             ),
         ]
 
-    def _with_scales(self, widths: Widths, names: Sequence[str]) -> Iterator[Candidate]:
+    def _with_scales(self, widths: Widths, names: Sequence[str], least: float) -> Iterator[Candidate]:
+        """Freer and freer, each from the last, until one does not lower the cross-validated loss any more."""
         width, setting = widths.widest(SLACK)
         if not names or not width:
             return
@@ -144,9 +146,13 @@ class _Fit:
             found = fit(lambda x: objective.evaluate(pieces, x), theta, prior, folds, self.procedure.steps)
             theta = found.theta
             losses = objective.evaluate(pieces, *found.without, gradients=False).losses
-            yield Candidate(
+            candidate = Candidate(
                 f"scales ±{spread:g}", losses, widths.widths[width], float(theta[-1]), theta, prior, found.converged
             )
+            yield candidate
+            if candidate.nll >= least:
+                break
+            least = candidate.nll
         self._set(names, np.zeros(len(names)))
 
     def _refit(self, start: Array, prior: Prior, names: Sequence[str]) -> Array:
