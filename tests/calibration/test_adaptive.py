@@ -16,7 +16,7 @@ from varprop.calibration import adaptive
 from varprop.calibration.adaptive import Candidate, choose
 from varprop.calibration.folds import split_folds
 from varprop.calibration.procedure import HeldOut
-from varprop.calibration.shrinkage import COMMON_STD, Pass, Prior, fit
+from varprop.calibration.shrinkage import COMMON_STD, Pass, Prior, corrected, fit
 from varprop.calibration.widths import PosteriorWidth
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
@@ -177,6 +177,35 @@ def test_newton_finds_the_minimum_of_a_penalised_loss():
     assert found.theta == pytest.approx(exact(np.ones(400, bool)), abs=0.05)
     for fold, theta in enumerate(found.without):
         assert theta == pytest.approx(exact(np.repeat(folds, 10) != fold), abs=0.06)
+
+
+def test_a_curvature_is_corrected_by_changes_of_the_slope():
+    rng = np.random.default_rng(0)
+    factor = rng.normal(size=(4, 4))
+    true = factor @ factor.T + np.eye(4)
+    steps = rng.normal(size=(30, 4))
+    found = corrected(np.diag(np.diag(true)), [(step, true @ step) for step in steps])
+    assert found @ steps[-1] == pytest.approx(true @ steps[-1])
+    assert np.abs(found - true).max() < 0.01 * np.abs(true).max()
+    bent = corrected(true, [(step, -step) for step in steps])  # a loss that bends downwards there
+    assert np.linalg.eigvalsh(bent).min() > 0
+
+
+def test_steps_learn_from_a_wrong_curvature():
+    """Given one that is 30 times too large in one direction, Newton's steps alone would creep."""
+    true = np.diag([3000.0, 100.0])
+    looks = []
+
+    def evaluate(theta):
+        looks.append(theta)
+        off = theta - [1.0, -1.0]
+        return Pass(np.array([0.5 * off @ true @ off]), (true @ off)[None])
+
+    wrong = np.diag([3000.0, 3000.0])
+    found = fit(evaluate, np.zeros(2), Prior(math.inf, 0.0, 1e3), np.array([], int), 30, wrong)
+    assert found.converged
+    assert found.theta == pytest.approx([1.0, -1.0], abs=0.05)
+    assert len(looks) < 10
 
 
 def test_a_prior_of_small_spread_keeps_scales_together():
