@@ -117,13 +117,13 @@ def test_scales_are_as_free_as_there_are_examples_for_them():
     assert "scales ±3" not in names[60]
 
 
-def test_freer_scales_are_tried_as_long_as_they_gain():
+def test_freer_scales_are_tried_until_they_lose():
     found = calibrate(small(), [(X, labels())]).calibration.nll
     tried = [found[name] for name in found if name.startswith("scales")]
     assert 1 <= len(tried) < 3  # temperature alone made these labels
-    *gains, last = np.diff([found["width"], *tried])
-    assert all(gain < 0 for gain in gains)
-    assert last >= 0
+    losses = len(X) * (np.array(tried) - np.minimum.accumulate([found["width"], *tried])[:-1])
+    assert all(losses[:-1] <= adaptive.WORTH)
+    assert losses[-1] > adaptive.WORTH
 
 
 def test_no_variance_is_the_plain_network():

@@ -132,7 +132,7 @@ class _Fit:
         ]
 
     def _with_scales(self, widths: Widths, names: Sequence[str], least: float) -> Iterator[Candidate]:
-        """Freer and freer, each from the last, until one does not lower the cross-validated loss any more."""
+        """Freer and freer, each from the last, until one is worse than another by as much as would be a gain."""
         width, setting = widths.widest(SLACK)
         if not names or not width:
             return
@@ -150,9 +150,9 @@ class _Fit:
                 f"scales ±{spread:g}", losses, widths.widths[width], float(theta[-1]), theta, prior, found.converged
             )
             yield candidate
-            if candidate.nll >= least:
+            if candidate.nll > least + WORTH / len(losses):
                 break
-            least = candidate.nll
+            least = min(least, candidate.nll)
         self._set(names, np.zeros(len(names)))
 
     def _refit(self, start: Array, prior: Prior, names: Sequence[str]) -> Array:
