@@ -104,7 +104,7 @@ class _Fit:
         self.net.temperature = 1.0  # what an earlier calibration has found is found anew
         self._set(names, np.zeros(len(names)))
         widths = search(self.wide, self.folds, self.output, self._count, self.request.group)
-        found = [*self._without_scales(widths)]
+        found = self._without_scales(widths)
         found += self._with_scales(widths, names, found[-1].nll)
         chosen = choose(found)
         self.wide.set(chosen.width)
