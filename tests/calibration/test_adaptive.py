@@ -16,7 +16,7 @@ from varprop.calibration import adaptive
 from varprop.calibration.adaptive import Candidate, choose
 from varprop.calibration.folds import split_folds
 from varprop.calibration.procedure import HeldOut
-from varprop.calibration.shrinkage import COMMON_STD, Pass, Prior, corrected, fit
+from varprop.calibration.shrinkage import COMMON_STD, Pass, Prior, ScaleObjective, corrected, fit, refine
 from varprop.calibration.widths import PosteriorWidth
 from varprop.errors import CalibrationError
 from varprop.graph.fold import refold
@@ -126,6 +126,18 @@ def test_freer_scales_are_tried_until_they_lose():
     assert losses[-1] > adaptive.WORTH
 
 
+def test_no_pass_is_made_twice(monkeypatch):
+    seen, evaluate = [], ScaleObjective.evaluate
+
+    def noted(self, pieces, *thetas, gradients=True):
+        seen.append((gradients, *map(tuple, thetas)))
+        return evaluate(self, pieces, *thetas, gradients=gradients)
+
+    monkeypatch.setattr(ScaleObjective, "evaluate", noted)
+    calibrate(small(), [(X, labels())])
+    assert len(seen) == len(set(seen)) > 3
+
+
 def test_no_variance_is_the_plain_network():
     net = small()
     PosteriorWidth(net).set(0.0)
@@ -156,7 +168,7 @@ def test_newton_finds_the_minimum_of_a_penalised_loss():
 
     looks = []
 
-    def evaluate(theta):
+    def evaluate(theta, gradients=True):
         looks.append(theta)
         residuals = features @ theta - targets
         gradients = (residuals[:, None] * features).reshape(40, 10, 3).sum(1)
@@ -196,15 +208,14 @@ def test_steps_learn_from_a_wrong_curvature():
     true = np.diag([3000.0, 100.0])
     looks = []
 
-    def evaluate(theta):
+    def evaluate(theta, gradients=True):
         looks.append(theta)
         off = theta - [1.0, -1.0]
         return Pass(np.array([0.5 * off @ true @ off]), (true @ off)[None])
 
     wrong = np.diag([3000.0, 3000.0])
-    found = fit(evaluate, np.zeros(2), Prior(math.inf, 0.0, 1e3), np.array([], int), 30, wrong)
-    assert found.converged
-    assert found.theta == pytest.approx([1.0, -1.0], abs=0.05)
+    found = refine(evaluate, np.zeros(2), Prior(math.inf, 0.0, 1e3), wrong, 30)
+    assert found == pytest.approx([1.0, -1.0], abs=0.05)
     assert len(looks) < 10
 
 

@@ -10,10 +10,11 @@ from varprop.kernels.launch import aligned
 from varprop.moments import Moments
 from varprop.rules import functions
 from varprop.rules.activation import ACTIVATION
+from varprop.rules.normal import cast
 
 aten = torch.ops.aten
 RULES = {
-    "gelu": lambda x: ACTIVATION[aten.gelu.default](x),
+    "gelu": ACTIVATION[aten.gelu.default],
     "gelu tanh": lambda x: ACTIVATION[aten.gelu.default](x, approximate="tanh"),
     "relu": ACTIVATION[aten.relu.default],
     "silu": ACTIVATION[aten.silu.default],
@@ -53,6 +54,34 @@ def test_a_narrow_block_runs_the_narrow_formula_alone():
     narrow, whole = (codegen.write(graph, ["x0", "x1"], "t")[0] for graph in (codegen.narrowed(body), body))
     assert sum("tl.exp" in line for line in narrow) == 1
     assert len(narrow) < 0.7 * len(whole)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_derivative_is_narrow_too(name):
+    """Nothing is computed from the zeros that flow back through the formula for wide Gaussians."""
+    derivative = pointwise.trace(RULES[name], torch.float64).derivative
+    mean, var, _ = (x.double() for x in example(0.1))
+    inputs = mean, var, torch.randn_like(mean), torch.randn_like(mean)
+    for narrow, whole in zip(derivative.narrow.graph(*inputs), derivative.whole.graph(*inputs), strict=True):
+        torch.testing.assert_close(narrow, whole)
+    sizes = [len(tier.graph.graph.nodes) for tier in (derivative.narrow, derivative.whole)]
+    assert sizes[0] < 0.75 * sizes[1] or name == "relu"
+
+
+KNOWN = {op: rule for op, rule in ACTIVATION.items() if rule.gradient}
+
+
+@pytest.mark.parametrize("op", KNOWN, ids=str)
+def test_a_gradient_that_a_rule_knows_is_that_of_its_formula(op):
+    grid = torch.linspace(-12, 12, 49, dtype=torch.float64), torch.logspace(-12, 3, 76, dtype=torch.float64)
+    mean, var = (x.contiguous().requires_grad_() for x in torch.meshgrid(*grid, indexing="ij"))
+    y, of = KNOWN[op](Moments(mean, var)), Moments(torch.randn_like(mean), torch.randn_like(var))
+    expected = torch.autograd.grad(tuple(y), (mean, var), tuple(of))
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        found = KNOWN[op].gradient(cast(Moments(mean, var), dtype), cast(of, dtype))
+        for got, gradient in zip(found, expected, strict=True):
+            assert got.dtype == dtype
+            close(got, gradient, 1.0, tolerance)
 
 
 def test_a_rule_that_cannot_be_emitted_says_so():
@@ -100,7 +129,7 @@ def test_any_shape_and_layout(shape):
 def test_a_rule_used_enough_is_compiled_once(monkeypatch):
     made = []
 
-    def noted(graph, dynamic):
+    def noted(graph, **options):
         made.append(graph)
         return graph
 
@@ -133,7 +162,7 @@ def test_compiled_rules_and_derivatives_are_those_of_the_rule(monkeypatch):
 
 
 def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
-    def broken(graph, dynamic):
+    def broken(graph, **options):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", broken)

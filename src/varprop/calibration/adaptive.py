@@ -13,7 +13,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from varprop.calibration.folds import Folds, Piece, parts, split_folds
 from varprop.calibration.procedure import HeldOut, Request
-from varprop.calibration.shrinkage import Pass, Prior, ScaleObjective, fisher, fit
+from varprop.calibration.shrinkage import Pass, Prior, ScaleObjective, fisher, fit, refine
 from varprop.calibration.widths import WIDEST, Array, OutputParameter, PosteriorWidth, Widths, forward, search
 from varprop.errors import CalibrationError
 from varprop.graph.captured import outside
@@ -42,6 +42,7 @@ class Candidate:
     setting: float = 0.0  # of the output
     theta: Array | None = None  # log α of the scales, and that setting
     prior: Prior | None = None  # of θ, or of that setting alone; of what is fitted
+    there: Pass | None = None  # at θ
     converged: bool = True
 
     @property
@@ -112,7 +113,7 @@ class _Fit:
         if theta is None:
             theta, names = np.array([chosen.setting]), []
         if chosen.prior and (names or self.output.fitted) and self.folds.stride > 1:
-            theta = self._refit(theta, chosen.prior, names)
+            theta = self._refit(theta, chosen.prior, names, chosen.there)
             chosen = replace(chosen, setting=float(theta[-1]))
         self._set(names, theta)
         return self._finish(widths, found, chosen)
@@ -133,21 +134,22 @@ class _Fit:
 
     def _with_scales(self, widths: Widths, names: Sequence[str], least: float) -> Iterator[Candidate]:
         """Freer and freer, each from the last, until one is worse than another by as much as would be a gain."""
-        width, setting = widths.widest(SLACK)
+        width, start = widths.widest(SLACK)
         if not names or not width:
             return
         self.wide.set(widths.widths[width])
         objective = self._objective(names, self.request.cache)
         pieces, folds = self.folds.pieces, self.folds.of_pieces
         alone = float(widths.settings[widths.best(variance=False)[1]])
-        theta = np.array([0.0] * len(names) + [widths.settings[setting]])
+        theta, there = np.array([0.0] * len(names) + [widths.settings[start]]), None
         for spread in (each for each in SPREADS if self.folds.examples >= EXAMPLES * max(each, 1) * len(names)):
             prior = Prior(spread, alone, self.output.shift)
-            found = fit(lambda x: objective.evaluate(pieces, x), theta, prior, folds, self.procedure.steps)
-            theta = found.theta
+            found = fit(lambda x: objective.evaluate(pieces, x), theta, prior, folds, self.procedure.steps, there)
+            theta, there = found.theta, found.there
             losses = objective.evaluate(pieces, *found.without, gradients=False).losses
+            name, setting = f"scales ±{spread:g}", float(theta[-1])
             candidate = Candidate(
-                f"scales ±{spread:g}", losses, widths.widths[width], float(theta[-1]), theta, prior, found.converged
+                name, losses, widths.widths[width], setting, theta, prior, there, converged=found.converged
             )
             yield candidate
             if candidate.nll > least + WORTH / len(losses):
@@ -155,17 +157,17 @@ class _Fit:
             least = min(least, candidate.nll)
         self._set(names, np.zeros(len(names)))
 
-    def _refit(self, start: Array, prior: Prior, names: Sequence[str]) -> Array:
+    def _refit(self, start: Array, prior: Prior, names: Sequence[str], some: Pass | None) -> Array:
         """θ fitted to all examples, from what was found on some of them, which tell how curved the loss is."""
         size, stride = self.procedure.micro_batch, self.folds.stride
-        some = self._objective(names, 0).evaluate(self.folds.pieces, start)
+        some = some or self._objective(names, 0).evaluate(self.folds.pieces, start)
         objective = self._objective(names, 0, stride)
 
-        def evaluate(theta: Array) -> Pass:
+        def evaluate(theta: Array, *, gradients: bool = True) -> Pass:
             pieces = (Piece(part, 0) for batch in self.held_out for part in parts(batch, size))
-            return objective.evaluate(pieces, theta)
+            return objective.evaluate(pieces, theta, gradients=gradients)
 
-        return fit(evaluate, start, prior, np.array([], int), 2, stride * fisher(some.gradients)).theta
+        return refine(evaluate, start, prior, stride * fisher(some.gradients))
 
     def _set(self, names: Sequence[str], theta: Array) -> None:
         self._objective(names, 0).set(theta)

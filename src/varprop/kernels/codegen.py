@@ -22,6 +22,7 @@ from varprop.kernels.triton_ops import FLOATS, SAME, WRITE
 aten = torch.ops.aten
 
 BLOCK, WARPS = 512, 4  # entries of a program, and warps
+HOMOGENEOUS = {aten.div.Tensor, aten.mul.Scalar, aten.neg.default}  # in their first argument
 OPTIONS = {"alpha", "approximate"}  # of ops; other keywords are of dtypes and devices, which are one in a kernel
 
 
@@ -63,7 +64,30 @@ def narrowed(body: fx.GraphModule) -> fx.GraphModule:
                 copies[user] = copies[user].args[1]  # type: ignore[assignment]
         return fx.map_arg(body.graph.output_node().args[0], copies.__getitem__)
 
-    return _copied(body, results)
+    narrow = _copied(body, results)
+    _drop_zeros(narrow.graph)
+    narrow.recompile()
+    return narrow
+
+
+def _drop_zeros(graph: fx.Graph) -> None:
+    """In a derivative, the gradient of the formula that is not used is 0: all that is computed from it goes."""
+    zeros: set[Any] = set()
+    for node in graph.nodes:
+        is_zero = [arg in zeros for arg in node.args[:3]] + [False] * 3
+        if (
+            node.target is aten.zeros_like.default
+            or (node.target is aten.scalar_tensor.default and node.args[0] == 0)
+            or (node.target is aten.mul.Tensor and any(is_zero))
+            or (node.target is aten.where.self and is_zero[1] and is_zero[2])
+            or ((node.target in HOMOGENEOUS or node.target in SAME) and is_zero[0])
+        ):
+            zeros.add(node)
+        elif node.target is aten.add.Tensor and any(is_zero) and not node.kwargs:
+            other = node.args[is_zero[0]]
+            if isinstance(other, fx.Node):
+                node.replace_all_uses_with(other)
+    graph.eliminate_dead_code()
 
 
 def _copied(body: fx.GraphModule, results: Callable[[dict[fx.Node, fx.Node]], Any]) -> fx.GraphModule:

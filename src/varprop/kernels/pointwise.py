@@ -36,59 +36,67 @@ SHAPE_FREE = {
     aten.zeros_like.default,
 }
 CHUNK = 1 << 16  # entries: a dozen work tensors of this size fit a core's cache
+COMPILED_CHUNK = 1 << 18  # there are none then, and a call takes as long as ten thousand entries
 ACCELERATOR_CHUNK = 1 << 22  # there it only bounds memory: a hundred work tensors, kept for the derivative
-WORTH_COMPILING = 100_000_000  # entries of a rule; compiling it takes as long as this many not compiled
+WORTH_COMPILING = 100_000_000  # entries of a graph; compiling it takes as long as this many not compiled
+OPTIONS: dict[str, Any] = {
+    "max_fusion_size": 1 << 20,  # one loop: by default a derivative is many, which go through memory
+    "realize_opcount_threshold": 8,  # what is used several times is written once, not in each place: seconds less
+}
 FEW = 100  # ops, which a compiler fuses with what surrounds them; more would cost it seconds in every layer
 
 Function = Callable[..., Any]
 
 
 class Traced:
-    """A graph of pointwise ops with two results: as a kernel, compiled, or chunk by chunk."""
+    """A graph of pointwise ops with two results: as a kernel, or chunk by chunk, of which a CPU's may be compiled."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self.graph, self.asked = graph, codegen.asked(graph)
-        self.narrow = codegen.narrowed(graph) if self.asked else graph
-        self.kernel, self.tier = Launcher(lambda: codegen.emit(graph)), Tier(graph)
+        self.kernel, self.whole = Launcher(lambda: codegen.emit(graph)), Tier(graph)
+        self.narrow = Tier(codegen.narrowed(graph)) if self.asked else self.whole
 
     def __call__(self, mean: Tensor, var: Tensor, log_alpha: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
         if results := self.kernel((mean, var, *more), log_alpha):
             return results
-        tensors = mean, var * log_alpha.exp(), *more
-        if (compiled := self.tier.compiled(mean)) is not None:  # a compiled module has no truth value
-            return in_chunks(compiled, max(1, mean.numel()), *tensors)
-        return in_chunks(self._by_width, CHUNK if mean.is_cpu else ACCELERATOR_CHUNK, *tensors)
+        size = ACCELERATOR_CHUNK if not mean.is_cpu else COMPILED_CHUNK if self.narrow.is_compiled else CHUNK
+        return in_chunks(self._by_width, size, mean, var * log_alpha.exp(), *more)
 
     def _by_width(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """The narrow formula where a chunk is narrow throughout; to ask a GPU would be to wait for it."""
         narrow = self.asked and tensors[0].is_cpu and all(bool(answer.all()) for answer in self.asked(*tensors))
-        return self.narrow(*tensors) if narrow else self.graph(*tensors)
+        return self.narrow(*tensors) if narrow else self.whole(*tensors)
 
 
 class Tier:
-    """A rule on a CPU, compiled once it has worked on as many entries as make it worth it; torch keeps it on disk."""
+    """A graph that is compiled, on a CPU, once it has worked on so many entries that it is worth it; torch keeps the
+    result on disk.
+    """
 
     def __init__(self, graph: fx.GraphModule) -> None:
-        self._graph, self._seen, self._fails = graph, 0, False
+        self.graph, self._seen, self._fails = graph, 0, False
         self._compiled: Function | None = None
         self._lock = threading.Lock()
 
-    def compiled(self, x: Tensor) -> Function | None:
-        if not x.is_cpu or self._fails:
-            return None
-        self._seen += x.numel()
-        if self._seen <= WORTH_COMPILING or not x.numel():
-            return None
-        with self._lock:
-            if self._compiled is None:
-                self._compile(x)
-        return self._compiled
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled is not None
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if not tensors[0].is_cpu:
+            return self.graph(*tensors)
+        self._seen += tensors[0].numel()
+        if self._seen > WORTH_COMPILING:
+            with self._lock:
+                if self._compiled is None and not self._fails:
+                    self._compile(tensors[0])
+        return self.graph(*tensors) if self._compiled is None else self._compiled(*tensors)
 
     def _compile(self, like: Tensor) -> None:
         logger.info("compiling a rule that has worked on %d entries, for all that follow", self._seen)
         try:
-            compiled = torch.compile(self._graph, dynamic=True)
-            inputs = self._graph.graph.find_nodes(op="placeholder")
+            compiled = torch.compile(self.graph, dynamic=True, options=OPTIONS)
+            inputs = self.graph.graph.find_nodes(op="placeholder")
             compiled(*(torch.full((4096,), 0.5, dtype=like.dtype) for _ in inputs))
             self._compiled = compiled
         except Exception as error:  # noqa: BLE001 (no compiler, or one that fails: slower, but not wrong)
@@ -96,18 +104,24 @@ class Tier:
             say(f"a rule could not be compiled and goes on as it is, slower: {error!r}"[:300])
 
 
-def _differentiated(graph: fx.GraphModule) -> fx.GraphModule:
+def _differentiated(rule: Function, dtype: torch.dtype, args: Any, kwargs: Any) -> fx.GraphModule:
     """The gradients of the inputs, given those of the results."""
 
     def pull_back(mean: Tensor, var: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
+        known = getattr(rule, "gradient", None)
+        found = known(Moments(mean, var), Moments(*gradients), *args, **kwargs) if known else NotImplemented
+        if found is not NotImplemented:
+            return tuple(found)
         inputs = [x.detach().requires_grad_() for x in (mean, var)]
         with torch.enable_grad():
-            outputs = graph(*inputs)
+            outputs = tuple(rule(Moments(*inputs), *args, **kwargs))
         return torch.autograd.grad(outputs, inputs, gradients, allow_unused=True, materialize_grads=True)
 
-    placeholder = graph.graph.find_nodes(op="placeholder")[0]
-    example = torch.full((2, 3), 0.5, dtype=placeholder.meta["val"].dtype)
-    return _anywhere(make_fx(pull_back)(*(example.clone() for _ in range(4))))
+    example = torch.full((2, 3), 0.5, dtype=dtype)
+    graph = _anywhere(make_fx(pull_back)(*(example.clone() for _ in range(4))))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
 
 
 def _anywhere(graph: fx.GraphModule) -> fx.GraphModule:
@@ -177,9 +191,9 @@ def in_chunks(function: Function, size: int, *tensors: Tensor) -> tuple[Tensor, 
 class Pointwise(nn.Module):
     """A rule that acts on each entry alone, traced, and its derivative; shared by all layers of all networks."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, differentiate: Callable[[], fx.GraphModule]) -> None:
         super().__init__()
-        self.graph, self.formula = graph, Traced(graph)
+        self.graph, self.formula, self._differentiate = graph, Traced(graph), differentiate
         self.key = hashlib.sha256(graph.code.encode()).hexdigest()[:16]
         self.few = len(graph.graph.nodes) <= FEW
 
@@ -187,7 +201,7 @@ class Pointwise(nn.Module):
     def derivative(self) -> Traced:
         """Traced in a thread of its own, because inside an op there is no autograd."""
         with ThreadPoolExecutor(1) as aside:
-            return Traced(aside.submit(_differentiated, self.graph).result())
+            return Traced(aside.submit(self._differentiate).result())
 
     def forward(self, mean: Tensor, var: Tensor, log_alpha: Tensor) -> tuple[Tensor, Tensor]:
         fused = torch.compiler.is_compiling() and mean.device.type == "cpu" and self.few
@@ -213,7 +227,8 @@ def trace(rule: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: An
     call = rule, dtype, repr(args), repr(sorted(kwargs.items()))
     if call not in TRACED:
         graph = _trace(lambda x: rule(x, *args, **kwargs), dtype)
-        module = None if graph is None else Pointwise(graph)
+        differentiate = functools.partial(_differentiated, rule, dtype, args, kwargs)
+        module = None if graph is None else Pointwise(graph, differentiate)
         TRACED[call] = module and RULES.setdefault(module.key, module)
     return TRACED[call]
 

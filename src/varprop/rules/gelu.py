@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +25,30 @@ GELU_RULE = (
     (0.9054527974085417, 0.015350230776920715),
 )
 
+LIMIT = 0.2  # of the variance, for the series
 SHORT = (0.50056616, 0.17171958, 0.04178434)  # in place of 1/2, 1/6, 1/24
 
 
-@rule(aten.gelu.default, approximation=None, scaled=True)
+def _gradient(x: Moments, of: Moments, *, approximate: str = "none") -> Moments:
+    """In closed form for the exact GELU, by Price's theorem: ∂/∂v E g(X) = E g''(X)/2."""
+    if approximate != "none":
+        return NotImplemented
+    (mean, var), of = promote(x), promote(of)
+    at = _Place.of(Moments(mean, var), coarse=False)
+    second = at.root * at.density * (1 + at.shrink - at.shrink * at.h.square())  # E f''
+    third = at.shrink * at.density * at.h * (at.shrink * (at.h.square() - 3) - 1)  # E f'''
+    by_mean, by_var = (
+        torch.where(var < LIMIT, *pair)
+        for pair in zip(_series_gradient(at, var), _integral_gradient(at, var), strict=True)
+    )
+    result = Moments(
+        of.mean * at.slope + of.var * var * (2 * at.slope * second + by_mean),
+        of.mean * (0.5 * second) + of.var * (at.slope * (at.slope + var * third) + by_var),
+    )
+    return restore(result, like=x)
+
+
+@rule(aten.gelu.default, approximation=None, scaled=True, gradient=_gradient)
 def gelu(x: Moments, *, approximate: str = "none") -> Moments:
     """x Φ(x), or its tanh form x σ(√(8/π)(x + 0.044715x³)).
 
@@ -52,16 +73,31 @@ def gelu(x: Moments, *, approximate: str = "none") -> Moments:
 
 def _exact(x: Moments, *, coarse: bool) -> Moments:
     mean, var = x
-    root = torch.rsqrt(1 + var)
-    shrink = root.square()
-    h = (mean * root).clamp(-60, 60)  # beyond, e^(−h²/2) is 0 in any dtype, and h² may overflow
-    outside, density = tail(distance(h), coarse=coarse)
-    cdf = torch.where(h > 0, 1 - outside, outside)  # accurate relative to itself, and without another exponential
-    slope = cdf + h * shrink * density
-    limit, series = (0.35, _short_series) if coarse else (0.2, _series)
-    narrow = density.square() * series(h, var * shrink, shrink)
-    bent = torch.where(var < limit, narrow, _integral(h, var, shrink))
-    return Moments(mean * cdf + var * root * density, var * (slope.square() + bent))
+    at = _Place.of(x, coarse=coarse)
+    limit, series = (0.35, _short_series) if coarse else (LIMIT, _series)
+    narrow = at.density.square() * series(at.h, var * at.shrink, at.shrink)
+    bent = torch.where(var < limit, narrow, _integral(at.h, var, at.shrink))
+    return Moments(mean * at.cdf + var * at.root * at.density, var * (at.slope.square() + bent))
+
+
+class _Place(NamedTuple):
+    """Where the Gaussian stands: h, 1/D, 1/D², Φ(h), φ(h), and the slope E f'."""
+
+    h: Tensor
+    root: Tensor
+    shrink: Tensor
+    cdf: Tensor
+    density: Tensor
+    slope: Tensor
+
+    @classmethod
+    def of(cls, x: Moments, *, coarse: bool) -> _Place:
+        root = torch.rsqrt(1 + x.var)
+        shrink = root.square()
+        h = (x.mean * root).clamp(-60, 60)  # beyond, e^(−h²/2) is 0 in any dtype, and h² may overflow
+        outside, density = tail(distance(h), coarse=coarse)
+        cdf = torch.where(h > 0, 1 - outside, outside)  # accurate relative to itself, and without another exponential
+        return cls(h, root, shrink, cdf, density, cdf + h * shrink * density)
 
 
 def _series(h: Tensor, rho: Tensor, shrink: Tensor) -> Tensor:
@@ -74,6 +110,23 @@ def _series(h: Tensor, rho: Tensor, shrink: Tensor) -> Tensor:
         power = power * rho
         total = total + (1 / math.factorial(k)) * power * (older - shrink * current).square()
     return total
+
+
+def _series_gradient(at: _Place, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Of v times the series: by μ, over v, and by v. The series is Σ v^k/k! (E f⁽ᵏ⁾)²/v, k = 2 … 8."""
+    h, rho = at.h, var * at.shrink
+    hermite = [torch.ones_like(h), h]
+    for k in range(2, 11):
+        hermite.append(h * hermite[-1] - (k - 1) * hermite[-2])
+    terms = [hermite[k - 2] - at.shrink * hermite[k] for k in range(2, 11)]  # (−1)^k E f⁽ᵏ⁾ D^(k−1)/φ
+    power = at.density.square()
+    by_mean = by_var = torch.zeros_like(h)
+    for k, (term, after, second) in enumerate(zip(terms, terms[1:], terms[2:], strict=False), start=2):
+        power = power * rho
+        part = (1 / math.factorial(k)) * power * term
+        by_mean = by_mean + part * after
+        by_var = by_var + part * (k * term + rho * second)
+    return -2 * at.root * by_mean, by_var
 
 
 def _short_series(h: Tensor, rho: Tensor, shrink: Tensor) -> Tensor:
@@ -100,6 +153,37 @@ def _integral(h: Tensor, var: Tensor, shrink: Tensor) -> Tensor:
         curvature = curvature + weight * (u + end) * torch.exp(-exponent) * (inner.square() + 2 * outer)
     # (1 − U)/(1 + U) without cancellation
     return 2 * var * (end / (1 + end)).square() * curvature / (2 * math.pi)
+
+
+def _integral_gradient(at: _Place, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Of v times the integral: by μ, over v, and by v. Names that end in ``_v`` are derivatives by v at fixed h."""
+    h, shrink = at.h, at.shrink
+    end = torch.rsqrt(1 + 2 * var)
+    end_v, shrink_v = -end * end.square(), -shrink.square()
+    curvature = by_h = by_v = torch.zeros_like(h)
+    for t, weight in GELU_RULE:
+        u, u_v = (1 - t) + t * end, t * end_v
+        inverse = 1 / u.square()
+        g, g_v = 0.5 + 0.5 * u.square(), u * u_v
+        exponent, bend, bend_v = g * h.square(), 0.5 * inverse - 0.5, -u_v * inverse / u
+        rest = bend + 1 - exponent
+        inner, inner_v = 1 / g + shrink * rest, shrink_v * rest + shrink * bend_v - g_v / g.square()
+        outer = bend * (bend + 2 * exponent)
+        outer_v = shrink * shrink_v * outer + shrink.square() * bend_v * (bend + exponent)
+        factor = weight * torch.exp(-exponent)
+        both = inner.square() + 2 * shrink.square() * outer
+        slope = factor * (u + end) * (4 * shrink.square() * bend - both - 2 * shrink * inner)  # by the exponent
+        curvature = curvature + factor * (u + end) * both
+        by_h = by_h + g * slope
+        by_v = (
+            by_v
+            + factor * ((u_v + end_v) * both + (u + end) * (2 * inner * inner_v + 4 * outer_v))
+            + (h.square() * g_v * slope)
+        )
+    scale = var * (end / (1 + end)).square() / math.pi
+    by_h = 2 * h * by_h
+    by_v = by_v - 0.5 * h * shrink * by_h
+    return at.root * scale * by_h, scale * ((2 - 2 * var * end.square() / (1 + end)) * curvature + var * by_v)
 
 
 SLOPE = math.sqrt(8 / math.pi)

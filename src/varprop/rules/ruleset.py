@@ -41,6 +41,10 @@ class Rule:
     """Does it take factored variances as they are? Others get them multiplied out."""
     takes_complex: bool = False
     """Does it know complex moments? Their variance is that of the real part, plus i times that of the imaginary one."""
+    gradient: Callable[..., Any] | None = None
+    """Of a function of single entries, where autograd would take many more steps: given ``x``, the gradients of the
+    results, as moments, and the other arguments, those of ``x``; or ``NotImplemented``.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -61,6 +65,7 @@ def rule(
     scaled: bool = False,
     factored: bool = False,
     takes_complex: bool = False,
+    gradient: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Make a function the rule of one or several ops: ``@rule(aten.relu.default, approximation=None)``.
 
@@ -68,7 +73,7 @@ def rule(
     """
     if not ops or not all(callable(op) for op in ops):
         raise RuleError("rule() takes the ops it is for, e.g. @rule(torch.ops.aten.relu.default)")
-    return lambda function: Rule(ops, function, approximation, mixes, scaled, factored, takes_complex)
+    return lambda function: Rule(ops, function, approximation, mixes, scaled, factored, takes_complex, gradient)
 
 
 def rule_for_each(*ops: Op, **options: Any) -> Callable[[Callable[..., Any]], RuleSet]:
