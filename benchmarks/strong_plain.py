@@ -53,7 +53,7 @@ class StrongViT(nn.Module):
     def forward(self, pixel_values: Tensor) -> Tensor:
         p = self.patch
         patches = pixel_values.unfold(2, p, p).unfold(3, p, p).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
-        x = torch.cat([self.token.expand(len(patches), -1, -1), self.embed(patches)], 1) + self.position
+        x = torch.cat([self.token.expand(patches.shape[0], -1, -1), self.embed(patches)], 1) + self.position
         return self.head(self.norm(self.blocks(x)[:, 0]))
 
 

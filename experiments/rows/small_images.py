@@ -12,6 +12,7 @@ from pathlib import Path
 from experiments.data.cifar import cifar10
 from experiments.data.examples import ImageSet
 from experiments.data.idx import fashion_mnist, mnist
+from experiments.data.imagenet import tiny_imagenet
 from experiments.experiment import Experiment
 from experiments.recipes import AdamWRecipe, Recipe, Schedule
 from experiments.rows.adamw import FROM_SCRATCH, with_adamw
@@ -65,10 +66,20 @@ GARMENTS_CNN_ADAMW, DIGITS_CNN_ADAMW = (
     with_adamw(row, ADAMW, row.about.replace("trained on", "trained with AdamW on"), methods=METHODS)
     for row in (GARMENTS_CNN, DIGITS_CNN)
 )
+SMALL_VIT_ADAMW = replace(FROM_SCRATCH, epochs=15, batch=100, schedule=Schedule(warmup=0.1))
 OBJECTS_VIT_ADAMW = with_adamw(
     OBJECTS_VIT,
-    replace(FROM_SCRATCH, model=OBJECTS_VIT.recipe.model, epochs=15, batch=100, schedule=Schedule(warmup=0.1)),
+    replace(SMALL_VIT_ADAMW, model=OBJECTS_VIT.recipe.model),
     OBJECTS_VIT.about.replace("trained on", "trained with AdamW on"),
+    methods=METHODS,
+)
+SCENES_VIT_ADAMW = with_adamw(
+    OBJECTS_VIT_ADAMW,
+    replace(SMALL_VIT_ADAMW, model={**OBJECTS_VIT.recipe.model, "side": 64, "classes": 100}, epochs=30),
+    "A ViT of 170,000 weights trained with AdamW on 10,000 images of 100 classes; 2,000 are held out, 5,000 tested.",
+    name="scenes-vit-adamw",
+    title="Tiny-ImageNet-100, 10,000 images (small ViT, AdamW)",
+    splits=splits(tiny_imagenet, held_out=2_000, trained=10_000),
     methods=METHODS,
 )
 

@@ -62,9 +62,9 @@ def test_a_derivative_is_narrow_too(name):
     derivative = pointwise.trace(RULES[name], torch.float64).derivative
     mean, var, _ = (x.double() for x in example(0.1))
     inputs = mean, var, torch.randn_like(mean), torch.randn_like(mean)
-    for narrow, whole in zip(derivative.narrow.graph(*inputs), derivative.whole.graph(*inputs), strict=True):
+    for narrow, whole in zip(derivative.narrow(*inputs), derivative.graph(*inputs), strict=True):
         torch.testing.assert_close(narrow, whole)
-    sizes = [len(tier.graph.graph.nodes) for tier in (derivative.narrow, derivative.whole)]
+    sizes = [len(graph.graph.nodes) for graph in (derivative.narrow, derivative.graph)]
     assert sizes[0] < 0.75 * sizes[1] or name == "relu"
 
 
@@ -124,56 +124,6 @@ def test_any_shape_and_layout(shape):
     if len(shape) == 4:
         broadcast = module(mean, var[:1].expand_as(var), zero)
         torch.testing.assert_close(broadcast[1], RULES["relu"](Moments(mean, var[:1].expand_as(var))).var)
-
-
-def test_a_rule_used_enough_is_compiled_once(monkeypatch):
-    made = []
-
-    def noted(graph, **options):
-        made.append(graph)
-        return graph
-
-    monkeypatch.setattr(torch, "compile", noted)
-    monkeypatch.setattr(pointwise, "WORTH_COMPILING", 2500)
-    monkeypatch.setattr(pointwise, "RULES", {})
-    monkeypatch.setattr(pointwise, "TRACED", {})
-    module = pointwise.trace(RULES["relu"], torch.float32)
-    results = [module(*example(1.0))[1] for _ in range(5)]
-    assert made == [module.graph]
-    for result in results:
-        torch.testing.assert_close(result, results[0])
-
-
-@pytest.mark.second
-def test_compiled_rules_and_derivatives_are_those_of_the_rule(monkeypatch):
-    """By the compiler itself, which takes seconds."""
-    monkeypatch.setattr(pointwise, "RULES", {})
-    monkeypatch.setattr(pointwise, "TRACED", {})
-    module = pointwise.trace(RULES["relu"], torch.float32)
-    found = []
-    for worth in (10**9, 10):
-        monkeypatch.setattr(pointwise, "WORTH_COMPILING", worth)
-        mean, var = (x.clone().requires_grad_() for x in example(1.0)[:2])
-        result = module(*((2 * x).view(-1).view(x.shape) for x in (mean, var)), torch.zeros(()))
-        torch.stack(result).sum().backward()
-        found.append([x.detach() for x in (*result, mean.grad, var.grad)])
-    for plain, compiled in zip(*found, strict=True):
-        torch.testing.assert_close(plain, compiled)
-
-
-def test_a_compiler_that_fails_is_no_reason_to_stop(monkeypatch, caplog):
-    def broken(graph, **options):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(pointwise, "WORTH_COMPILING", 10)
-    monkeypatch.setattr(pointwise, "RULES", {})
-    monkeypatch.setattr(pointwise, "TRACED", {})
-    module = pointwise.trace(RULES["relu"], torch.float32)
-    expected = RULES["relu"](Moments(*example(1.0)[:2]))
-    for _ in range(2):
-        torch.testing.assert_close(module(*example(1.0)[:2], torch.zeros(()))[1], expected.var)
-    assert caplog.text.count("no compiler") == 1
 
 
 @with_triton

@@ -1,15 +1,15 @@
 """Pointwise rules as one op, ``varprop::pointwise``: mean, variance and log α in, mean and variance out.
 
 The moments of an activation are hundreds of elementary ops. Traced once, on a tiny tensor, they serve all layers: as a
-Triton kernel on a GPU, chunk by chunk on a CPU, written out in what ``torch.export`` saves and, if they are few, in
-what ``torch.compile`` fuses on a CPU. In a backward pass they are computed again: autograd keeps their inputs.
+Triton kernel on a GPU, as a loop of C++ on a CPU, chunk by chunk where neither can be had, written out in what
+``torch.export`` saves and, if they are few, in what ``torch.compile`` fuses on a CPU. In a backward pass they are
+computed again: autograd keeps their inputs.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,7 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from varprop.errors import RuleError
 from varprop.kernels import codegen
 from varprop.kernels.custom_op import direct
-from varprop.kernels.launch import Launcher, aligned, flat, logger, say
+from varprop.kernels.launch import Launcher, aligned, flat
+from varprop.kernels.native import Native
 from varprop.moments import Moments
 
 aten = torch.ops.aten
@@ -36,72 +37,31 @@ SHAPE_FREE = {
     aten.zeros_like.default,
 }
 CHUNK = 1 << 16  # entries: a dozen work tensors of this size fit a core's cache
-COMPILED_CHUNK = 1 << 18  # there are none then, and a call takes as long as ten thousand entries
 ACCELERATOR_CHUNK = 1 << 22  # there it only bounds memory: a hundred work tensors, kept for the derivative
-WORTH_COMPILING = 100_000_000  # entries of a graph; compiling it takes as long as this many not compiled
-OPTIONS: dict[str, Any] = {
-    "max_fusion_size": 1 << 20,  # one loop: by default a derivative is many, which go through memory
-    "realize_opcount_threshold": 8,  # what is used several times is written once, not in each place: seconds less
-}
 FEW = 100  # ops, which a compiler fuses with what surrounds them; more would cost it seconds in every layer
 
 Function = Callable[..., Any]
 
 
 class Traced:
-    """A graph of pointwise ops with two results: as a kernel, or chunk by chunk, of which a CPU's may be compiled."""
+    """A graph of pointwise ops with two results: as a kernel, as a loop of C++, or chunk by chunk."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self.graph, self.asked = graph, codegen.asked(graph)
-        self.kernel, self.whole = Launcher(lambda: codegen.emit(graph)), Tier(graph)
-        self.narrow = Tier(codegen.narrowed(graph)) if self.asked else self.whole
+        self.narrow = codegen.narrowed(graph) if self.asked else graph
+        self.kernel, self.native = Launcher(lambda: codegen.emit(graph)), Native(graph)
 
     def __call__(self, mean: Tensor, var: Tensor, log_alpha: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
-        if results := self.kernel((mean, var, *more), log_alpha):
+        given = mean, var, *more
+        if results := self.kernel(given, log_alpha) or self.native(given, log_alpha):
             return results
-        size = ACCELERATOR_CHUNK if not mean.is_cpu else COMPILED_CHUNK if self.narrow.is_compiled else CHUNK
+        size = CHUNK if mean.is_cpu else ACCELERATOR_CHUNK
         return in_chunks(self._by_width, size, mean, var * log_alpha.exp(), *more)
 
     def _by_width(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """The narrow formula where a chunk is narrow throughout; to ask a GPU would be to wait for it."""
         narrow = self.asked and tensors[0].is_cpu and all(bool(answer.all()) for answer in self.asked(*tensors))
-        return self.narrow(*tensors) if narrow else self.whole(*tensors)
-
-
-class Tier:
-    """A graph that is compiled, on a CPU, once it has worked on so many entries that it is worth it; torch keeps the
-    result on disk.
-    """
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self.graph, self._seen, self._fails = graph, 0, False
-        self._compiled: Function | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._compiled is not None
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        if not tensors[0].is_cpu:
-            return self.graph(*tensors)
-        self._seen += tensors[0].numel()
-        if self._seen > WORTH_COMPILING:
-            with self._lock:
-                if self._compiled is None and not self._fails:
-                    self._compile(tensors[0])
-        return self.graph(*tensors) if self._compiled is None else self._compiled(*tensors)
-
-    def _compile(self, like: Tensor) -> None:
-        logger.info("compiling a rule that has worked on %d entries, for all that follow", self._seen)
-        try:
-            compiled = torch.compile(self.graph, dynamic=True, options=OPTIONS)
-            inputs = self.graph.graph.find_nodes(op="placeholder")
-            compiled(*(torch.full((4096,), 0.5, dtype=like.dtype) for _ in inputs))
-            self._compiled = compiled
-        except Exception as error:  # noqa: BLE001 (no compiler, or one that fails: slower, but not wrong)
-            self._fails = True
-            say(f"a rule could not be compiled and goes on as it is, slower: {error!r}"[:300])
+        return self.narrow(*tensors) if narrow else self.graph(*tensors)
 
 
 def _differentiated(rule: Function, dtype: torch.dtype, args: Any, kwargs: Any) -> fx.GraphModule:

@@ -19,9 +19,9 @@ def _clamp(x: str, low: Any = None, high: Any = None) -> str:
 
 
 def _power(x: str, exponent: Any) -> str:
-    if exponent not in (1, 2, 3, 4):
+    if exponent not in (0, 1, 2, 3, 4):
         raise KeyError(exponent)
-    return " * ".join([x] * int(exponent))
+    return " * ".join([x] * int(exponent)) or "1.0"
 
 
 def _softplus(x: str, beta: Any = 1.0, threshold: Any = 20.0) -> str:
