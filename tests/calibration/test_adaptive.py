@@ -249,6 +249,13 @@ def test_more_data_than_choices_are_made_on():
     assert nll(fitted, X, y) == pytest.approx(nll(whole, X, y), abs=0.01)
 
 
+def test_outputs_that_are_not_finite_are_found_among_all_examples():
+    x = X.clone()
+    x[1] = 1e38  # not among those that choices are made on
+    with pytest.raises(CalibrationError, match="not finite"):
+        calibrate(small(), [(x, labels())], procedure=vp.Adaptive(most=50))
+
+
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_temperature_is_fitted_to_more_data_than_choices_are_made_on(in_order):
     """Also where data are sorted by class, as folders of images are."""

@@ -19,9 +19,7 @@ def _kept(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch, _kept):
-    monkeypatch.setattr(native, "WORTH_LOOKING", -1)
-    monkeypatch.setattr(native, "WORTH_COMPILING", -1)
+def _anew(monkeypatch, _kept):
     monkeypatch.setattr(native, "folder", lambda: _kept)
     monkeypatch.setattr(pointwise, "RULES", {})
     monkeypatch.setattr(pointwise, "TRACED", {})
@@ -62,6 +60,19 @@ def test_every_size_and_layout():
     assert loop(RULES["relu"])((torch.randn(0), torch.rand(0)), torch.tensor(0.0)) is None
 
 
+@pytest.mark.parametrize("name", ["gelu", "relu"])
+def test_an_entry_is_the_same_wherever_it_stands(name):
+    """At the end of a block, alone, in a block that is narrow throughout or not."""
+    mean, var = torch.randn(3001), 0.1 * torch.rand(3001)
+    run, zero = loop(RULES[name]), torch.tensor(0.0)
+    whole = run((mean, var), zero)
+    wide = run((mean, torch.where(torch.arange(3001) % 500 == 0, 7.0, var)), zero)
+    for at in (1, 1023, 1025, 2999):
+        alone = run((mean[at : at + 1], var[at : at + 1]), zero)
+        for part, other, own in zip(whole, wide, alone, strict=True):
+            assert part[at] == other[at] == own[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_single(dtype):
     x = Moments(torch.randn(3000).to(dtype), torch.rand(3000).to(dtype))
@@ -84,9 +95,8 @@ def test_exponentials_and_logarithms():
     torch.testing.assert_close(logarithm[kept], y.log()[kept], rtol=2e-7, atol=2e-7, equal_nan=True)
 
 
-def test_a_rule_used_enough_is_compiled_once(monkeypatch, tmp_path):
+def test_a_rule_is_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "folder", lambda: tmp_path)
-    monkeypatch.setattr(native, "WORTH_COMPILING", 2500)
     compiled, compile_ = [], native._compile
     monkeypatch.setattr(native, "_compile", lambda *args: compiled.append(args) or compile_(*args))
     module = pointwise.trace(RULES["relu"], torch.float32)

@@ -152,9 +152,7 @@ def fit(
     """
     precision = prior.precision(len(start))
     theta, found = start, known or evaluate(start)
-    best, slope = prior.loss(theta, found), prior.slope(theta, found)
-    if best == math.inf:
-        raise CalibrationError("the loss is not finite: some outputs of the network are not")
+    best, slope = _finite(prior.loss(theta, found)), prior.slope(theta, found)
     damping, converged, before = 0.0, False, [best]
     changes: list[Change] = []
     for taken in range(steps + 1):
@@ -182,7 +180,7 @@ def refine(evaluate: Callable[..., Pass], start: Array, prior: Prior, curvature:
     The last pass is without gradients, which nobody would ask for.
     """
     theta, found = start, evaluate(start)
-    changes: list[Change] = []
+    best, changes = _finite(prior.loss(theta, found)), list[Change]()
     for left in reversed(range(steps)):
         slope = prior.slope(theta, found)
         step = _bounded(-np.linalg.solve(corrected(curvature + prior.precision(len(theta)), changes), slope))
@@ -190,11 +188,17 @@ def refine(evaluate: Callable[..., Pass], start: Array, prior: Prior, curvature:
             break
         tried = evaluate(theta + step, gradients=left > 0)
         value = prior.loss(theta + step, tried)
-        if left and math.isfinite(value):
-            changes.append((step, prior.slope(theta + step, tried) - slope))
-        if value < prior.loss(theta, found):
-            theta, found = theta + step, tried
+        if left and np.isfinite(change := prior.slope(theta + step, tried) - slope).all():
+            changes.append((step, change))
+        if value < best:
+            theta, found, best = theta + step, tried, value
     return theta
+
+
+def _finite(loss: float) -> float:
+    if loss == math.inf:
+        raise CalibrationError("the loss is not finite: some outputs of the network are not")
+    return loss
 
 
 def _without_each(folds: NDArray[np.int64], theta: Array, gradients: Array, precision: Array) -> list[Array]:

@@ -28,11 +28,10 @@ from torch import Tensor, fx
 from varprop.kernels import codegen
 from varprop.kernels.launch import DTYPES, aligned, logger, say
 
-WORTH_LOOKING = 1 << 20  # entries that were worked on op by op: writing the source takes as long
-WORTH_COMPILING = 1 << 24  # and compiling it as long as these, 0.2 to 3 seconds
 GRAIN = 1 << 15  # entries of a thread: fewer take no longer than to wake it
 BLOCK = 1024  # entries that are asked together whether they are narrow
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
+# No sum takes a product's digits along: an entry is the same wherever in a block it stands, and what torch makes of it.
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
 PRELUDE = """
@@ -112,14 +111,14 @@ class Native:
 
     def __init__(self, body: fx.GraphModule) -> None:
         self._body, self._lock = body, threading.Lock()
-        self._worked, self._fails = 0, False
         self._function: Callable[..., None] | None = None
+        self._fails = False
 
     def __call__(self, inputs: tuple[Tensor, ...], log_alpha: Tensor) -> tuple[Tensor, Tensor] | None:
         first = inputs[0]
         if not first.is_cpu or first.dtype not in DTYPES or not first.numel():
             return None
-        if (function := self._ready(first.numel())) is None:
+        if (function := self._ready()) is None:
             return None
         given = [x.float() for x in aligned(*inputs)]
         results = torch.empty_like(given[0]), torch.empty_like(given[1])
@@ -128,32 +127,22 @@ class Native:
         _in_threads(lambda start, stop: function(alpha, start, stop, *pointers), first.numel())
         return results[0].to(first.dtype), results[1].to(first.dtype)
 
-    def _ready(self, entries: int) -> Callable[..., None] | None:
-        if self._function is None and not self._fails and self._worked > WORTH_LOOKING:
+    def _ready(self) -> Callable[..., None] | None:
+        """At once, not when it is worth it: else what a network says would change, in the last digit, on its way."""
+        if self._function is None and not self._fails:
             with self._lock:
-                self._prepare()
-        self._worked += entries
+                if self._function is None and not self._fails:
+                    self._prepare()
         return self._function
 
     def _prepare(self) -> None:
-        """Load what was compiled in an earlier process, or compile it once that is worth it."""
         try:
-            if self._path.exists() or self._worked > WORTH_COMPILING:
-                self._function = _loaded(self._source, self._path)
+            self._function = _loaded(emit(self._body))
         except KeyError:  # an op that is not known here
             self._fails = True
         except (OSError, subprocess.SubprocessError) as error:
             self._fails = True
             say(f"activations cannot be compiled here and run op by op, several times slower: {error!r}"[:500])
-
-    @functools.cached_property
-    def _path(self) -> Path:
-        content = "\n".join((self._source, *FLAGS, _processor()))
-        return folder() / f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.so"
-
-    @functools.cached_property
-    def _source(self) -> str:
-        return emit(self._body)
 
 
 def emit(body: fx.GraphModule) -> str:
@@ -198,9 +187,11 @@ def _statement(line: str) -> str:
 # --- compiling, and running in threads -----------------------------------------------------------------------
 
 
-def _loaded(source: str, path: Path) -> Callable[..., None]:
+def _loaded(source: str) -> Callable[..., None]:
     if os.name != "posix":
         raise OSError("only where there is Linux or macOS")
+    content = "\n".join((source, *FLAGS, _processor()))
+    path = folder() / f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.so"
     if not path.exists():
         _compile(source, path)
     if path.stat().st_uid != os.getuid():
