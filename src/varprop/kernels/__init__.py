@@ -1,1 +1,1 @@
-"""Rules as single kernels: Triton where it runs, the rule itself as reference, fallback and CPU form."""
+"""Rules as single kernels: Triton where it runs, C++ for activations on CPUs, the rule itself as reference."""
