@@ -3,7 +3,7 @@
     python benchmarks/calibration.py
     python benchmarks/calibration.py --networks vit mlp-149 --examples 200 50000
 
-Residual MLPs of width 64 with so many scales, and a ViT of 160,000 weights with 7, trained with AdamW on 2,000
+Residual MLPs of width 64 with so many scales, and a ViT of 160,000 weights with 11, trained with AdamW on 2,000
 synthetic examples of ten overlapping classes; one variance for all weights, all else as ``vp.calibrate`` does it by
 default. The unit is an epoch of plain training over the same held-out examples (forward, backward, AdamW; batches of
 256), the median of three timed just before. Seconds count what a new process does once, such as compiling rules, where
