@@ -31,7 +31,7 @@ def add_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Each is written when it is there."""
     with file.open("a") as lines:
         for row in rows:
-            lines.write(json.dumps(row) + "\n")
+            lines.write(json.dumps(row, separators=(",", ":")) + "\n")
             lines.flush()
 
 
