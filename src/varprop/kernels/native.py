@@ -128,7 +128,7 @@ class Native:
         return results[0].to(first.dtype), results[1].to(first.dtype)
 
     def _ready(self) -> Callable[..., None] | None:
-        """At once, not when it is worth it: else what a network says would change, in the last digit, on its way."""
+        """Compiled on first use, not once it pays off: results would change in the last digit in between."""
         if self._function is None and not self._fails:
             with self._lock:
                 if self._function is None and not self._fails:
